@@ -1,0 +1,102 @@
+"""What a scheduling policy is: the questions the engine asks it each round.
+
+Pure: no mlx, no clock, no I/O, so that a policy can be simulated in
+milliseconds. One round is ``plan`` (how many tokens to draft, and whether to
+look at the confidences before verifying), ``schedule`` (how many of the drafted
+tokens each row verifies) and ``observe`` (what came of it).
+
+A policy must be *non-anticipating* (paper, appendix A): whether position k is
+verified may not depend on the drafted token x_k or anything drawn after it,
+except for rows with ``pathwise`` set, whose text no decision can change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..request import Cuts
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """What a policy may know of one row before its draft is made.
+
+    ``block``: most tokens the row's proposer can draft now (0: it has none).
+    ``remaining``: most tokens the reply may still take (max_tokens, context).
+    ``context``: tokens already in the target's cache.
+    ``pathwise``: the row's text is the same whatever is verified (greedy
+    target, or draft sampling greedy or coupled).
+    ``calibrated``: its confidences have been calibrated on held-out rounds.
+    """
+
+    request_id: str
+    method: str
+    block: int
+    remaining: int
+    context: int
+    pathwise: bool
+    calibrated: bool = False
+    cuts: Cuts = field(default_factory=Cuts)
+
+    @property
+    def cap(self) -> int:
+        """Most tokens worth verifying: the target adds one of its own to those accepted."""
+        limit = self.block if self.cuts.draft_length is None else self.cuts.draft_length
+        return max(0, min(self.block, limit, self.remaining - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tokens to draft per row (0: decode that row plainly), and whether to look first."""
+
+    widths: tuple[int, ...]
+    look: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Tokens to verify per row, with one line each why, and the curve that led to it."""
+
+    lengths: tuple[int, ...]
+    reasons: tuple[str, ...]
+    curves: tuple[tuple[float, ...], ...] = ()
+    predicted_seconds: float | None = None
+    predicted_tps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round really did; ``confidence`` rows are empty where never computed.
+
+    ``drafted``, ``scheduled`` and ``accepted`` count draft tokens per row;
+    ``committed`` counts tokens added to the text. ``draft_seconds`` is 0.0 when
+    draft and verification ran as one graph.
+    """
+
+    rows: tuple[RowView, ...]
+    drafted: tuple[int, ...]
+    scheduled: tuple[int, ...]
+    accepted: tuple[int, ...]
+    committed: tuple[int, ...]
+    confidence: tuple[tuple[float, ...], ...]
+    draft_seconds: float
+    verify_seconds: float
+    round_seconds: float
+
+
+class Policy(Protocol):
+    """``name`` as given to ``--schedule``."""
+
+    name: str
+
+    def plan(self, rows: Sequence[RowView]) -> Plan: ...
+
+    def schedule(
+        self, rows: Sequence[RowView], drafted: Sequence[int], confidence: Sequence[Sequence[float]] | None
+    ) -> Schedule:
+        """``confidence[r][k]`` is row r's c_k for its drafted tokens, or None when not looked at."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None: ...
