@@ -1,0 +1,78 @@
+"""Policies that know nothing of cost: ``off``, ``fixed`` and ``threshold``.
+
+They draft and verify what their limits say and learn nothing from outcomes. Each
+row's own ``Cuts`` apply as well; where both speak, the stricter one holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import UsageError
+from ..request import Cuts
+from .cuts import any_looks, limit, stricter
+from .policy import Outcome, Plan, RowView, Schedule
+
+
+class Off:
+    """Plain decoding: nothing is drafted."""
+
+    name = "off"
+
+    def plan(self, rows: Sequence[RowView]) -> Plan:
+        return Plan(widths=(0,) * len(rows), look=False)
+
+    def schedule(
+        self,
+        rows: Sequence[RowView],
+        drafted: Sequence[int],
+        confidence: Sequence[Sequence[float]] | None,
+    ) -> Schedule:
+        return Schedule(lengths=(0,) * len(rows), reasons=("speculation is off",) * len(rows))
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+
+class Threshold:
+    """Verify until a confidence, or the running survival, falls below a limit."""
+
+    name = "threshold"
+
+    def __init__(self, cuts: Cuts) -> None:
+        self.cuts = cuts
+
+    def plan(self, rows: Sequence[RowView]) -> Plan:
+        most = self.cuts.draft_length
+        widths = tuple(row.cap if most is None else min(row.cap, most) for row in rows)
+        look = any(widths) and (self.cuts.look or any_looks(rows))
+        return Plan(widths=widths, look=look)
+
+    def schedule(
+        self,
+        rows: Sequence[RowView],
+        drafted: Sequence[int],
+        confidence: Sequence[Sequence[float]] | None,
+    ) -> Schedule:
+        limits = [
+            limit(row, n, confidence[r] if confidence else None, stricter(self.cuts, row.cuts))
+            for r, (row, n) in enumerate(zip(rows, drafted, strict=True))
+        ]
+        return Schedule(
+            lengths=tuple(length for length, _ in limits),
+            reasons=tuple(reason for _, reason in limits),
+        )
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn: static limits stay as they were given."""
+
+
+class Fixed(Threshold):
+    """Verify the same number of tokens every round (None: the whole block)."""
+
+    name = "fixed"
+
+    def __init__(self, draft_length: int | None = None) -> None:
+        if draft_length is not None and draft_length < 0:
+            raise UsageError("draft length must be 0 or more")
+        super().__init__(Cuts(draft_length=draft_length))
