@@ -1,0 +1,56 @@
+# One command each, from a fresh clone with only python3 and make:
+#   make chat    talk to the default model
+#   make test    everything CI runs
+VENV  := .venv
+PY    := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+MODEL := smollm2-135m
+# python3 unless it is older than 3.11 and a newer one is at hand; python3.12 etc. can be given: make PYTHON=...
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help setup model chat test lint format clean
+help:
+	@echo "make chat    talk to the default model ($(MODEL))"
+	@echo "make test    format, lint, types, import rules and tests, as CI runs them"
+	@echo "make setup   the virtual environment only;  make model  the default model only"
+	@echo "make format  rewrite the sources with ruff;  make clean  remove $(VENV)"
+
+setup: $(STAMP)
+
+# Built again when pyproject.toml changes; a failed build leaves no stamp and is repeated.
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (found none); give one with: make PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@if command -v uv >/dev/null 2>&1; then \
+		test -x $(PY) || uv venv --quiet --python $(PYTHON) $(VENV); \
+		uv pip install --quiet --python $(PY) -e '.[dev]'; \
+	else \
+		test -x $(PY) || $(PYTHON) -m venv $(VENV) \
+			|| { echo "python's venv module is missing: install python3-venv, or uv" >&2; exit 2; }; \
+		$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
+	fi
+	@$(PY) -c 'from dspark_mlx import blas; blas.setup()'
+	@touch $@
+
+# Fetched once into the user's cache folder; costs a moment when it is there.
+model: $(STAMP)
+	@$(VENV)/bin/dspark models --fetch $(MODEL) --quiet
+
+chat: model
+	@$(VENV)/bin/dspark-chat
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: lint model
+	$(PY) -m pytest -q
+
+format: $(STAMP)
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,79 @@
+"""The ``dspark`` command: finds the subcommand, imports only that one, runs it.
+
+Owns what all subcommands share: how errors, Ctrl+C and a closed pipe end the
+process. Each module beside this one has ``configure(parser)``, which adds its
+flags, and ``run(args) -> int``, the exit code; neither loads mlx at import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ..errors import DsparkError
+
+COMMANDS = {
+    "generate": "write a reply to one prompt",
+    "models": "list the known models, or fetch one",
+}
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line instead of repeating the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def _version() -> str:
+    from .. import __version__
+
+    return f"dspark {__version__}"
+
+
+def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser with the flags of ``command`` only: the others cost their imports."""
+    parser = _Parser(
+        prog="dspark",
+        description="Fast, lossless text generation with DSpark speculative decoding on MLX.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, help_ in COMMANDS.items():
+        sub = commands.add_parser(name, help=help_, description=f"{help_.capitalize()}.")
+        if name == command:
+            module = importlib.import_module(f".{name}", __name__)
+            module.configure(sub)
+            sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one ``dspark`` command line and return its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in argv if not word.startswith("-")), None)
+    # A subcommand's matrix work is mlx's; numpy's own BLAS threads would only wait and spin.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        args = make_parser(command).parse_args(argv)
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except DsparkError as error:
+        print(f"dspark: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; keep the interpreter's own flush at exit from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
