@@ -9,6 +9,8 @@ only its import changed.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .blas import prefer_fast_blas
@@ -52,6 +54,17 @@ _HOME = {
 }
 
 __all__ = ["__version__", *_HOME]
+
+
+class _Package(ModuleType):
+    """Keeps ``dspark_mlx.generate`` the function when the module of that name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 # Here, because every module of ours that imports mlx imports this package first.
 prefer_fast_blas()

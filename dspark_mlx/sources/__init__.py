@@ -1,0 +1,108 @@
+"""From the name of a source to a model folder on this machine.
+
+``parse`` the words, ``on_disk`` looks without any network, ``fetch`` gets what
+is missing. Neither loads mlx, except to convert a GGUF file.
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib import resources
+from pathlib import Path
+
+from ..errors import ModelError
+from . import folder as folders
+from .folder import Role, weight_bytes
+from .spec import FolderSource, HubSource, PackageSource, Source, WheelSource, parse
+from .store import Cancelled, Report, default_cache_dir, silent
+
+__all__ = [
+    "Cancelled",
+    "FolderSource",
+    "HubSource",
+    "PackageSource",
+    "Report",
+    "Role",
+    "Source",
+    "WheelSource",
+    "default_cache_dir",
+    "fetch",
+    "on_disk",
+    "parse",
+    "weight_bytes",
+]
+
+
+def on_disk(source: Source, *, role: Role = "target", cache_dir: Path | None = None) -> Path | None:
+    """The whole model folder of ``source`` if it is here; never touches the network."""
+    match source:
+        case FolderSource(path):
+            found: Path | None = path
+        case PackageSource(name):
+            found = _packaged(name)
+        case WheelSource():
+            from .wheel import model_folder
+
+            found = model_folder(source, cache_dir or default_cache_dir())
+        case HubSource():
+            from .hub import snapshot
+
+            found = snapshot(source, cache_dir)
+    return found if found is not None and folders.missing(found, role) is None else None
+
+
+def fetch(
+    source: Source,
+    *,
+    role: Role = "target",
+    cache_dir: Path | None = None,
+    report: Report = silent,
+    cancel: threading.Event | None = None,
+    expected_bytes: int = 0,
+    refresh: bool = False,
+) -> Path:
+    """The model folder of ``source``, downloaded and converted as needed.
+
+    What is on the disk whole is used as it is, without a network call, unless
+    ``refresh`` asks a Hub branch for something newer. ``report`` gets Loading
+    events; setting ``cancel`` from another thread raises Cancelled soon.
+    Raises ModelError or its DownloadError, each one line with what to do.
+    """
+    if not refresh and (found := on_disk(source, role=role, cache_dir=cache_dir)):
+        return found
+    match source:
+        case WheelSource():
+            from . import wheel
+
+            path = wheel.fetch(
+                source,
+                cache_dir or default_cache_dir(),
+                report=report,
+                cancel=cancel,
+                expected_bytes=expected_bytes,
+            )
+        case HubSource():
+            from . import hub
+
+            path = hub.fetch(source, role=role, cache_dir=cache_dir, report=report, cancel=cancel)
+        case PackageSource(name):
+            path = _packaged(name)
+        case FolderSource(path):
+            pass
+    if fault := folders.missing(path, role):
+        raise ModelError(f"{source} is not a whole {role} model: {fault}", _hint(source))
+    return path
+
+
+def _packaged(name: str) -> Path:
+    return Path(str(resources.files("dspark_mlx"))) / "data" / "drafters" / name
+
+
+def _hint(source: Source) -> str:
+    match source:
+        case WheelSource() | HubSource():
+            return "delete it from the cache and fetch it again with `dspark models --fetch`"
+        case PackageSource():
+            return "install dspark-mlx again"
+        case _:
+            return "check the path, or give a name from `dspark models`"

