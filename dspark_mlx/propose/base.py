@@ -1,0 +1,101 @@
+"""What a proposer is: drafts tokens for rows, and follows what was committed.
+
+A proposer keeps whatever it needs per row (a context cache, an n-gram index) in
+the order of the engine's rows. It never decides how much of a draft is
+verified, and never sees the target's logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from ..request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """One row to draft for: its last committed token, where the next will stand, and how to draw."""
+
+    anchor: int
+    position: int
+    params: SamplingParams
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Drafted tokens of B rows; lazy.
+
+    ``tokens (B, w)`` are target ids, of which row r has ``counts[r]``.
+    ``confidence (B, w)``: chance that a token is accepted given all before it
+    were. ``q[r]``: distributions ``(w, V)`` the row's tokens were drawn from,
+    only for independently sampled drafts.
+    """
+
+    tokens: mx.array
+    counts: tuple[int, ...]
+    confidence: mx.array
+    q: tuple[mx.array | None, ...]
+
+
+class Proposer(Protocol):
+    """``taps``: the target layers it reads. ``block``: most tokens it can draft.
+
+    ``calibrated``: its confidences were calibrated on held-out rounds.
+    """
+
+    name: str
+    taps: tuple[int, ...]
+    block: int
+    calibrated: bool
+
+    # -- a row that is being prefilled, or waits to be reused --------------------------
+
+    def new_row(self) -> Any:
+        """An empty row state."""
+        ...
+
+    def prefill(
+        self, row: Any, tokens: Sequence[int], features: mx.array | None
+    ) -> list[mx.array]:
+        """Append context ``tokens`` with their features ``(1, L, T*H)``; returns what to evaluate."""
+        ...
+
+    def row_length(self, row: Any) -> int:
+        """Context positions the row state covers."""
+        ...
+
+    def roll_back_row(self, row: Any, length: int) -> None: ...
+
+    # -- the rows being decoded --------------------------------------------------------
+
+    def join(self, row: Any) -> None: ...
+
+    def keep(self, rows: Sequence[int]) -> None: ...
+
+    def extract(self, row: int) -> Any: ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        """Draft for all rows; at most ``rows[r].width`` tokens count for row r."""
+        ...
+
+    def absorb(self, features: mx.array | None) -> list[mx.array]:
+        """Take in the features ``(B, W, T*H)`` of a verification; returns what to evaluate."""
+        ...
+
+    def settle(
+        self,
+        context: Sequence[Sequence[int]],
+        verified: Sequence[int],
+        accepted: Sequence[int],
+    ) -> None:
+        """The round's outcome, per row: the tokens that joined the context, oldest first.
+
+        These are the row's old anchor and the drafted tokens that stood;
+        ``accepted[r]`` of ``verified[r]`` drafted tokens were accepted.
+        """
+        ...

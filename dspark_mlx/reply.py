@@ -1,0 +1,188 @@
+"""One reply being written: its tokens, its text, where it ends, and its counts.
+
+Owns the rules of ending: end-of-text ids, stop strings, ``max_tokens`` and the
+context limit, each exact at every offset of a block. Knows no model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .events import Finished, FinishReason, Token
+from .request import Request, Status
+from .text import TextStream
+
+
+@dataclass
+class Counts:
+    """What the rounds of one reply did; ``reached[k]`` of them verified position k."""
+
+    rounds: int = 0
+    drafted: int = 0
+    scheduled: int = 0
+    accepted: int = 0
+    reached: list[int] = field(default_factory=list)
+    survived: list[int] = field(default_factory=list)
+
+    def add(self, drafted: int, scheduled: int, accepted: int) -> None:
+        self.rounds += 1
+        self.drafted += drafted
+        self.scheduled += scheduled
+        self.accepted += accepted
+        missing = scheduled - len(self.reached)
+        self.reached += [0] * missing
+        self.survived += [0] * missing
+        for k in range(scheduled):
+            self.reached[k] += 1
+            self.survived[k] += k < accepted
+
+
+class Reply:
+    """A request on its way. ``tokens`` holds prompt and reply; its last is the anchor."""
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: Sequence[int],
+        tokenizer: Any,
+        *,
+        context_limit: int,
+        processors: tuple[Callable[..., Any], ...] = (),
+    ) -> None:
+        self.request = request
+        self.tokens = list(prompt)
+        self.prompt_tokens = len(self.tokens)
+        self.processors = processors
+        self.status = Status.QUEUED
+        self.method = "none"
+        self.reused = 0
+        self.counts = Counts()
+        self.ended: FinishReason | None = None
+        self.message = ""
+        self.hint = ""
+        self.cancelled = False
+        self._text = TextStream(tokenizer, request.stop)
+        self._eos: frozenset[int] = (
+            frozenset() if request.ignore_eos else frozenset(tokenizer.eos_token_ids)
+        )
+        room = context_limit - self.prompt_tokens if context_limit else 2**31
+        asked = room if request.max_tokens == -1 else request.max_tokens
+        self.budget = min(asked, room)
+        self._born = time.perf_counter()
+        self._prefilled = self._born
+        self._first: float | None = None
+        self._last = self._born
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def anchor(self) -> int:
+        return self.tokens[-1]
+
+    @property
+    def context(self) -> int:
+        """Positions that are, or will be after prefill, in the target's cache."""
+        return len(self.tokens) - 1
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def remaining(self) -> int:
+        """Tokens the reply may still take."""
+        return self.budget - self.generated
+
+    def prefill_done(self) -> None:
+        self.status = Status.DECODING
+        self._prefilled = time.perf_counter()
+
+    def commit(
+        self,
+        drafted: Sequence[int],
+        accepted: int,
+        token: int,
+        confidence: Sequence[float],
+        scheduled: int,
+    ) -> tuple[list[Token], int]:
+        """Add the accepted part of a draft and the target's own ``token``.
+
+        Stops at the first end inside it. Returns the tokens added, as events,
+        and how many of them were accepted drafts.
+        """
+        now = time.perf_counter()
+        self._first = self._first or now
+        self._last = now
+        added: list[Token] = []
+        survival = 1.0
+        for k, id in enumerate([*drafted[:accepted], token]):
+            chance = None
+            if k < accepted and k < len(confidence):
+                chance = confidence[k]
+                survival *= chance
+            self.tokens.append(id)
+            text = self._end(id)
+            added.append(
+                Token(
+                    id=id,
+                    text=text,
+                    origin="draft" if k < accepted else "target",
+                    confidence=chance,
+                    survival=None if chance is None else survival,
+                )
+            )
+            if self.ended:
+                break
+        used = min(accepted, len(added))
+        self.counts.add(len(drafted), scheduled, used)
+        return added, used
+
+    def _end(self, id: int) -> str:
+        """The text of one more token; sets ``ended`` when the reply ends with it."""
+        if id in self._eos:
+            self.ended = "stop"
+            return self._text.finish()
+        text = self._text.push(id)
+        if self._text.stopped:
+            self.ended = "stop"
+        elif self.remaining <= 0:
+            self.ended = "length"
+            text += self._text.finish()
+            if self._text.stopped:
+                self.ended = "stop"
+        return text
+
+    def fail(self, message: str, hint: str = "") -> None:
+        self.ended = "error"
+        self.message, self.hint = message, hint
+
+    def finished(self) -> Finished:
+        """The closing event. ``tail`` is text that was held back when the reply was cut off."""
+        self.status = Status.FINISHED
+        first = self._first or self._last
+        return Finished(
+            request_id=self.id,
+            reason=self.ended or "cancelled",
+            prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.reused,
+            generation_tokens=self.generated,
+            prompt_seconds=self._prefilled - self._born,
+            first_token_seconds=first - self._born,
+            generation_seconds=self._last - self._prefilled,
+            rounds=self.counts.rounds,
+            drafted=self.counts.drafted,
+            scheduled=self.counts.scheduled,
+            accepted=self.counts.accepted,
+            reached=tuple(self.counts.reached),
+            survived=tuple(self.counts.survived),
+            method=self.method,
+            seed=self.request.sampling.seed,
+            message=self.message,
+            hint=self.hint,
+            tail=self._text.finish() if self.ended in (None, "cancelled", "error") else "",
+        )

@@ -1,0 +1,233 @@
+"""The target: an mlx-lm model whose hidden states can be read on the way.
+
+Runs the model through its own ``__call__``, never a copy of it, so that
+embedding scales, soft caps and masks are the model's own. Chosen decoder layers
+are *tapped* for the time of one call by giving them a subclass that records
+their output; parameters and module tree stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+
+from .errors import ModelError
+from .rows import Rows, RowsFactory
+
+EMBEDDING = -1  # the tap that stands for the input of the first layer
+
+
+class Target:
+    """A loaded target model.
+
+    ``model`` is mlx-lm's module. ``config`` is its config.json as a dict.
+    ``kv_bits`` quantises the KV cache.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: dict[str, Any] | None = None,
+        *,
+        kv_bits: int | None = None,
+        kv_group_size: int = 64,
+    ) -> None:
+        self.model = model
+        self.config = config or {}
+        self.factory = RowsFactory(model, kv_bits, kv_group_size)
+        self.kv_bits = kv_bits
+        self.inner = _inner(model)
+        self.layers: list[nn.Module] = list(model.layers)
+        self.embed_tokens: nn.Module = self.inner.embed_tokens
+        self.norm: nn.Module = self.inner.norm
+        self.lm_head: nn.Module | None = _find_lm_head(model)
+        self.vocab_size, self.hidden_size = _embedding_shape(self.embed_tokens)
+        self.num_layers = len(self.layers)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(v.nbytes for _, v in tree_flatten(self.model.parameters()))
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The floating type the model computes in."""
+        return self.norm.weight.dtype
+
+    @property
+    def context_limit(self) -> int:
+        """Most positions the model was made for; 0 when its config does not say."""
+        text = self.config.get("text_config", self.config)
+        return int(text.get("max_position_embeddings") or 0)
+
+    def make_rows(self) -> Rows:
+        """An empty one-row KV state of this model's kind."""
+        return self.factory.make()
+
+    def forward(
+        self, tokens: mx.array, rows: Rows, taps: Sequence[int] = ()
+    ) -> tuple[mx.array, mx.array | None]:
+        """One call of the model on ``tokens (B, L)``, appended to ``rows``.
+
+        Returns logits ``(B, L, V)`` and, with ``taps``, features
+        ``(B, L, len(taps) * H)``: the raw outputs of those decoder layers
+        (-1: what enters the first), concatenated in that order. Both lazy:
+        logits that nobody evaluates are never computed. The caller rolls
+        ``rows`` back to what it keeps before the next call.
+        """
+        if not taps:
+            return self.model(tokens, cache=rows.layers), None
+        with record(self.layers, taps) as seen:
+            logits = self.model(tokens, cache=rows.layers)
+        return logits, mx.concatenate([seen[i] for i in taps], axis=-1)
+
+    def forward_training(
+        self, tokens: mx.array, taps: Sequence[int]
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """One call without a cache on ``tokens (B, L)``, for training.
+
+        Returns logits (lazy), features as in ``forward``, and the last hidden
+        states ``(B, L, H)`` after the final norm, which the teacher's
+        distribution is made from.
+        """
+        finals: list[mx.array] = []
+        with record(self.layers, taps) as seen, _tapped(self.norm, finals.append):
+            logits = self.model(tokens)
+        return logits, mx.concatenate([seen[i] for i in taps], axis=-1), finals[-1]
+
+    def check(self, taps: Sequence[int] = ()) -> None:
+        """Refuse a model that our caches or taps would change.
+
+        Compares the logits of one plain call with those of two tapped calls on
+        our own cache. Raises ModelError when they differ by more than rounding.
+        """
+        bad = [i for i in taps if not EMBEDDING <= i < self.num_layers]
+        if bad:
+            raise ModelError(
+                f"tap {bad[0]} does not exist: this target has layers 0..{self.num_layers - 1}"
+            )
+        tokens = (mx.arange(12)[None] * 7 + 3) % self.vocab_size
+        plain = self.model(tokens).astype(mx.float32)
+        rows = RowsFactory(self.model).make()
+        first, features = self.forward(tokens[:, :9], rows, taps)
+        rows.roll_back([9])
+        second, _ = self.forward(tokens[:, 9:], rows, taps)
+        ours = mx.concatenate([first, second], axis=1).astype(mx.float32)
+        error = mx.max(mx.abs(ours - plain)) / mx.maximum(mx.max(mx.abs(plain)), 1e-6)
+        mx.eval(error, *([] if features is None else [features]))
+        tolerance = 1e-3 if self.dtype == mx.float32 else 0.1
+        if not error.item() <= tolerance:
+            raise ModelError(
+                f"this model's logits change by {error.item():.2g} (relative) when its hidden "
+                "states are read or its cache is replaced",
+                "its architecture is not supported; use another model",
+            )
+
+
+@contextmanager
+def record(layers: Sequence[nn.Module], taps: Sequence[int]) -> Iterator[dict[int, mx.array]]:
+    """While open, keep the outputs of ``layers[i]`` for each tap i (-1: the input of layer 0)."""
+    seen: dict[int, mx.array] = {}
+    wanted: dict[int, list[int]] = {}
+    for tap in taps:
+        wanted.setdefault(max(tap, 0), []).append(tap)
+
+    def recorder(index: int) -> Callable[[Any, Any], None]:
+        kinds = wanted[index]
+
+        def keep(x: Any, out: Any) -> None:
+            if EMBEDDING in kinds:
+                seen[EMBEDDING] = x
+            if index in kinds:
+                seen[index] = out[0] if isinstance(out, tuple) else out
+
+        return keep
+
+    undo = [_attach(layers[i], recorder(i)) for i in wanted]
+    try:
+        yield seen
+    finally:
+        for detach in undo:
+            detach()
+
+
+@contextmanager
+def _tapped(module: nn.Module, keep: Callable[[mx.array], None]) -> Iterator[None]:
+    detach = _attach(module, lambda x, out: keep(out))
+    try:
+        yield
+    finally:
+        detach()
+
+
+def _attach(module: nn.Module, keep: Callable[[Any, Any], None]) -> Callable[[], None]:
+    """Have ``keep(input, output)`` called at each call of ``module``; returns the undo."""
+    original = type(module)
+    object.__setattr__(module, "_keep", keep)
+    object.__setattr__(module, "__class__", _recording(original))
+
+    def detach() -> None:
+        object.__setattr__(module, "__class__", original)
+        object.__delattr__(module, "_keep")
+
+    return detach
+
+
+@functools.cache
+def _recording(original: type) -> type:
+    def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original.__call__(self, x, *args, **kwargs)
+        self._keep(x, out)
+        return out
+
+    return type(f"Tapped{original.__name__}", (original,), {"__call__": call})
+
+
+def to_float(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
+    """Dequantise ``model`` and cast its floating parameters to ``dtype``, in place.
+
+    On the CPU backend float32 is several times faster than quantised or 16-bit
+    arithmetic; on Metal models are left as they are.
+    """
+    from mlx_lm.utils import dequantize_model
+
+    dequantize_model(model)
+
+    def cast(value: mx.array) -> mx.array:
+        return value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value
+
+    model.update(tree_map(cast, model.parameters()))
+    return model
+
+
+def _inner(model: nn.Module) -> Any:
+    """The submodule with ``embed_tokens`` and the final ``norm``."""
+    queue = [model]
+    while queue:
+        module = queue.pop(0)
+        if "embed_tokens" in module and "norm" in module:
+            return module
+        queue += [child for child in module.children().values() if isinstance(child, nn.Module)]
+    raise ModelError(
+        f"models of type {type(model).__module__.rsplit('.', 1)[-1]} are not supported: "
+        "no token embedding and final norm were found in them"
+    )
+
+
+def _find_lm_head(model: nn.Module) -> nn.Module | None:
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] == "lm_head":
+            return module
+    return None
+
+
+def _embedding_shape(embedding: Any) -> tuple[int, int]:
+    vocab = embedding.weight.shape[0]
+    if isinstance(embedding, nn.QuantizedEmbedding):
+        return vocab, embedding.scales.shape[-1] * embedding.group_size
+    return vocab, embedding.weight.shape[1]
