@@ -5,6 +5,7 @@ VENV  := .venv
 PY    := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 MODEL := smollm2-135m
+BLAS  := libopenblas0-pthread
 # python3 unless it is older than 3.11 and a newer one is at hand; python3.12 etc. can be given: make PYTHON=...
 PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -29,8 +30,22 @@ $(STAMP): pyproject.toml
 			|| { echo "python's venv module is missing: install python3-venv, or uv" >&2; exit 2; }; \
 		$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
 	fi
-	@$(PY) -c 'from dspark_mlx import blas; blas.setup()'
+	@$(MAKE) --no-print-directory blas
 	@touch $@
+
+# On Linux mlx runs on the CPU, several times faster with this library. Where it cannot be
+# installed without a question only speed is lost.
+HAS_BLAS = $(PY) -c 'import sys; from dspark_mlx import blas; sys.exit(not blas.prefer_fast_blas())'
+.PHONY: blas
+blas:
+	@if [ "$$(uname -s)" = Linux ] && ! $(HAS_BLAS); then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+			export DEBIAN_FRONTEND=noninteractive; \
+			{ apt-get install -y -qq --no-install-recommends $(BLAS) || { apt-get update -qq && \
+			  apt-get install -y -qq --no-install-recommends $(BLAS); }; } >/dev/null 2>&1 || true; \
+		fi; \
+		$(HAS_BLAS) || echo "note: no OpenBLAS found, mlx will run slower (Debian, Ubuntu: sudo apt install $(BLAS))"; \
+	fi
 
 # Fetched once into the user's cache folder; costs a moment when it is there.
 model: $(STAMP)

@@ -9,13 +9,9 @@ ours can import mlx. Must not import mlx or numpy.
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
 import sys
 
-PACKAGE = "libopenblas0-pthread"
-_NAMES = ("libopenblas.so.0", "libopenblas.so")  # the loader knows where
+_NAMES = ("libopenblas.so.0", "libopenblas.so")  # the loader knows where they are
 
 _loaded: str | None = None
 
@@ -40,28 +36,3 @@ def prefer_fast_blas(threads: int = 1) -> str | None:
         _loaded = name
         break
     return _loaded
-
-
-def install() -> bool:
-    """Install Debian's OpenBLAS where that needs no question: as root, with apt-get."""
-    apt = shutil.which("apt-get")
-    if apt is None or os.geteuid() != 0:
-        return False
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    quiet = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True}
-    command = [apt, "install", "-y", "-qq", "--no-install-recommends", PACKAGE]
-    if subprocess.run(command, check=False, **quiet).returncode == 0:
-        return True
-    subprocess.run([apt, "update", "-qq"], check=False, **quiet)
-    return subprocess.run(command, check=False, **quiet).returncode == 0
-
-
-def setup() -> None:
-    """Get the fast BLAS if that is possible; say once that it is missing otherwise."""
-    if not sys.platform.startswith("linux") or prefer_fast_blas():
-        return
-    if not (install() and prefer_fast_blas()):
-        print(
-            "note: no OpenBLAS found, so mlx will use its slower BLAS "
-            f"(on Debian or Ubuntu: sudo apt install {PACKAGE})"
-        )

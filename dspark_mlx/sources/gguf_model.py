@@ -86,7 +86,11 @@ def model_config(gguf: GGUF) -> dict[str, Any]:
     head_dim = gguf.metadata.get("llama.attention.key_length", hidden // heads)
     unsupported = [
         key
-        for key in ("llama.rope.scaling.type", "llama.expert_count", "llama.attention.sliding_window")
+        for key in (
+            "llama.rope.scaling.type",
+            "llama.expert_count",
+            "llama.attention.sliding_window",
+        )
         if gguf.metadata.get(key) not in (None, 0, "none")
     ]
     if gguf.metadata.get("llama.rope.dimension_count", head_dim) != head_dim:
@@ -113,6 +117,7 @@ def model_config(gguf: GGUF) -> dict[str, Any]:
         "max_position_embeddings": gguf.need("llama.context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
         "torch_dtype": "float16",
     }
     for role in ("bos", "eos", "padding"):
@@ -148,7 +153,7 @@ def _write_weights(gguf: GGUF, config: Mapping[str, Any], path: Path) -> None:
     import mlx.core as mx
 
     try:
-        tensors = mx.load(str(gguf.path), format="gguf")
+        tensors: Any = mx.load(str(gguf.path), format="gguf")
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"mlx cannot read {gguf.path.name}: {error}") from None
     rotated = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}

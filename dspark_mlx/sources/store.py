@@ -81,7 +81,7 @@ def build_folder(
     prefix = f".{final.name}-"
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(final.parent / f".{final.name}.lock", cancel):
+        with locked(final.parent / f".{final.name}.lock", cancel):
             if final.is_dir():  # another process made it while this one waited
                 return final
             for leftover in final.parent.glob(f"{prefix}*"):
@@ -108,7 +108,7 @@ def _settle(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, cancel: threading.Event | None) -> Iterator[None]:
+def locked(path: Path, cancel: threading.Event | None) -> Iterator[None]:
     """Hold an exclusive lock; the system frees it however this process ends."""
     with path.open("w") as file:
         while True:

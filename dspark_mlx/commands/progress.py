@@ -1,0 +1,44 @@
+"""One line on stderr that follows a download or a conversion; silent where nobody looks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from ..events import Loading
+
+_WORDS = {"download": "fetching", "convert": "converting", "load": "loading"}
+_REDRAW_SECONDS = 0.1
+
+
+class ProgressLine:
+    """Call it with Loading events, inside a ``with`` that clears the line at the end."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._shown = not quiet and sys.stderr.isatty()
+        self._drawn_at = 0.0
+        self._dirty = False
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if self._dirty:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def __call__(self, event: Loading) -> None:
+        now = time.monotonic()
+        if not self._shown or (now - self._drawn_at < _REDRAW_SECONDS and event.done < event.total):
+            return
+        self._drawn_at, self._dirty = now, True
+        line = f"{_WORDS.get(event.stage, event.stage)} {event.detail}"
+        if event.stage == "download" and event.total:
+            percent = 100 * event.done // event.total
+            line += f"  {event.done / 1e6:,.0f} of {event.total / 1e6:,.0f} MB ({percent} %)"
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
