@@ -153,6 +153,7 @@ class DraftLayer(nn.Module):
             self.pre_feedforward_layernorm = nn.RMSNorm(hidden, eps=eps)
             self.post_feedforward_layernorm = nn.RMSNorm(hidden, eps=eps)
             self.layer_scalar = mx.ones((1,))
+            self.freeze(recurse=False, keys="layer_scalar")  # a constant of the checkpoint
 
     def __call__(self, x: mx.array, context: Any) -> mx.array:
         return self._finish(x, self.self_attn(self.input_layernorm(x), context))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -370,7 +371,7 @@ def _check(c: DrafterConfig) -> None:
     if c.draft_vocab_size is not None and not 1 <= c.draft_vocab_size <= c.vocab_size:
         raise _bad("draft_vocab_size", f"{c.draft_vocab_size} is not within 1..{c.vocab_size}")
     taps = c.target_layer_ids
-    if not taps or min(taps) < -1 or any(a >= b for a, b in zip(taps, taps[1:], strict=False)):
+    if not taps or min(taps) < -1 or any(a >= b for a, b in pairwise(taps)):
         raise _bad("target_layer_ids", f"must rise strictly from -1 or more, got {list(taps)}")
     if c.markov_rank < 0:
         raise _bad("markov_rank", f"must not be negative, got {c.markov_rank}")

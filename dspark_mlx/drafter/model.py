@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,7 +28,7 @@ Sampler = Callable[[mx.array, int], mx.array]
 
 @dataclass(frozen=True)
 class DraftOutput:
-    """One drafted block: γ slots a row, slot k proposing the (k+1)-th token after the anchor."""
+    """One drafted block: G slots a row, slot k proposing the (k+1)-th token after the anchor."""
 
     tokens: mx.array
     """``(B, G)`` ids in the target's vocabulary."""
@@ -66,6 +65,12 @@ class TiedHead(nn.Module):
         return self.embedding.as_linear(hidden)
 
 
+def _weight_type(head: nn.Module) -> mx.Dtype:
+    """The floating type a (quantised) linear map computes in."""
+    source = head.embedding if isinstance(head, TiedHead) else head
+    return source.scales.dtype if "scales" in source else source.weight.dtype
+
+
 class Drafter(nn.Module):
     """A drafter with random weights; ``load_drafter`` fills one from a checkpoint.
 
@@ -78,6 +83,9 @@ class Drafter(nn.Module):
         self.config = config
         self.block_size = config.block_size
         self.calibration: list[float] | None = None
+        """Temperature of each slot's confidence logit, for the engine to divide by."""
+        self.borrowed: frozenset[str] = frozenset()
+        """Which of ``embed_tokens`` and ``lm_head`` are the target's (see ``pairing``)."""
         hidden = config.hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
         self.fc = nn.Linear(config.feature_size, hidden, bias=False)
@@ -94,6 +102,13 @@ class Drafter(nn.Module):
         self.silent_slots = 0 if config.sample_from_anchor else 1
         self._embed_scale = hidden**0.5 if config.architecture == "gemma4" else 1.0
         self._draft_to_target: mx.array | None = None
+        self._logit_limit: int | None = None
+        self.freeze_shared()
+
+    def freeze_shared(self) -> None:
+        """Embedding and lm_head are the target's own and never trained."""
+        self.embed_tokens.freeze()
+        self.lm_head.freeze()
 
     # -- vocabulary -------------------------------------------------------------------
 
@@ -106,6 +121,10 @@ class Drafter(nn.Module):
     def draft_to_target(self) -> mx.array | None:
         """``(Vd,)`` int32 target id of every draft id; None when they are the same ids."""
         return self._draft_to_target
+
+    def limit_logits(self, ids: int) -> None:
+        """Draft only the first ``ids`` ids: what lies behind is padding of one vocabulary."""
+        self._logit_limit = ids
 
     def set_draft_vocabulary(self, target_ids: mx.array) -> None:
         """Say which target id each of the ``draft_vocab_size`` columns stands for."""
@@ -192,7 +211,11 @@ class Drafter(nn.Module):
 
     def base_logits(self, hidden: mx.array) -> mx.array:
         """``(..., H)`` to logits ``(..., Vd)`` before the sequential head."""
-        logits = self.lm_head(hidden)
+        # The target's head keeps its own type: casting a matrix of that size costs more
+        # than the product.
+        logits = self.lm_head(hidden.astype(_weight_type(self.lm_head)))
+        if self._logit_limit is not None:
+            logits = logits[..., : self._logit_limit]
         cap = self.config.final_logit_softcapping
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
@@ -202,9 +225,18 @@ class Drafter(nn.Module):
         context: Sequence[RowsKV],
         width: int | None = None,
         sampler: Sampler | None = None,
+        *,
+        narrow: bool = False,
     ) -> DraftOutput:
-        """Draft a block behind ``anchors (B,)``, left to right; greedy without a sampler."""
-        hidden = self.backbone(anchors, context, width)
+        """Draft behind ``anchors (B,)``, left to right; greedy without a sampler.
+
+        ``width`` limits the sequential walk: the result is the first ``width``
+        slots of the full block. With ``narrow`` the block itself is that short,
+        which is cheaper still, but a block of another length than the trained one.
+        """
+        width = self.check_width(width)
+        hidden = self.backbone(anchors, context, width if narrow else None)[:, :width]
+        anchors = anchors.astype(mx.int32)
         base = self.base_logits(hidden)
         head = self.markov_head
         previous = anchors
@@ -216,6 +248,7 @@ class Drafter(nn.Module):
                 bias, state = head.bias(previous, hidden[:, k], state)
                 slot = slot + bias
             ids = mx.argmax(slot, axis=-1) if sampler is None else sampler(slot, k)
+            ids = ids.astype(mx.int32)
             previous = self.to_target_ids(ids)
             logits.append(slot)
             draft_ids.append(ids)
