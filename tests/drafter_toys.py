@@ -14,7 +14,7 @@ import mlx.nn as nn
 from dspark_mlx.drafter.config import DrafterConfig
 from dspark_mlx.drafter.model import Drafter
 
-DRAFTERS = Path(__file__).parents[1] / "data" / "drafters"
+DRAFTERS = Path(__file__).parent / "data" / "drafters"
 NAMES = ("qwen3_vanilla", "qwen3_gated", "qwen3_rnn", "qwen3_nomarkov", "gemma4_vanilla")
 
 
