@@ -22,6 +22,8 @@ ARCHITECTURES = {"Qwen3DSparkModel": "qwen3", "Gemma4DSparkModel": "gemma4"}
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 _ACTIVATIONS = {"qwen3": ("silu",), "gemma4": ("gelu_pytorch_tanh",)}
 
+_ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
@@ -225,6 +227,8 @@ def _rope(data: Mapping[str, Any], gemma: bool) -> dict[str, Any]:
     rope.update(data.get("rope_scaling") or {})
     rope["rope_theta"] = _number(rope, "rope_theta", 10000.0)
     rope.setdefault("rope_type", rope.pop("type", "default"))
+    if rope["rope_type"] not in _ROPES:
+        raise _bad("rope_type", f"{rope['rope_type']!r} is unknown")
     return rope
 
 

@@ -94,9 +94,7 @@ def test_training_and_drafting_see_the_same(name: str) -> None:
     out = drafter.forward_blocks(features, anchors, previous)
     assert close(out.hidden[0], mx.concatenate([d.hidden for d in drafts]))
     assert close(out.logits[0], mx.concatenate([d.logits for d in drafts]))
-    assert close(
-        out.confidence_logits[0], mx.concatenate([d.confidence_logits for d in drafts])
-    )
+    assert close(out.confidence_logits[0], mx.concatenate([d.confidence_logits for d in drafts]))
 
 
 def _pairs(anchors: mx.array, drafts: list) -> zip:
