@@ -1,0 +1,135 @@
+"""Flags that several commands share, and what they mean as options of the engine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..registry import DEFAULT_MODEL
+from ..request import DRAFT_SAMPLINGS, METHODS, Cuts, SamplingParams
+from ..schedule import POLICIES
+
+if TYPE_CHECKING:
+    from ..loading import LoadOptions
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="M",
+        help="a name from `dspark models`, a folder or a Hub id (default: %(default)s)",
+    )
+    group.add_argument(
+        "--drafter", metavar="D", help="a drafter's folder or Hub id, or none (default: the model's)"
+    )
+    group.add_argument(
+        "--method", default="auto", choices=METHODS, help="how to draft (default: %(default)s)"
+    )
+    group.add_argument(
+        "--schedule",
+        default=None,
+        choices=POLICIES,
+        help="how to choose what is verified (default: threshold with --p-… flags, else fixed)",
+    )
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="what to compute in (default: as the model is; float32 on the CPU)",
+    )
+    group.add_argument(
+        "--kv-bits", type=int, choices=(4, 8), metavar="N", help="quantise the KV cache to 4 or 8 bits"
+    )
+    group.add_argument(
+        "--drafter-bits", type=int, choices=(4, 8), metavar="N", help="quantise the drafter"
+    )
+    group.add_argument("--context", type=_count, default=0, metavar="N", help="longest context")
+    group.add_argument("--cache-dir", type=Path, metavar="DIR", help="keep models in DIR")
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus (default: off)")
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="top k (default: off)")
+    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="min-p (default: off)")
+    group.add_argument("--seed", type=int, metavar="N", help="makes a sampled reply repeatable")
+    group.add_argument(
+        "--draft-sampling",
+        default=SamplingParams().draft_sampling,
+        choices=DRAFT_SAMPLINGS,
+        help="how drafts are drawn when sampling (default: %(default)s)",
+    )
+    for name in ("repetition", "presence", "frequency"):
+        group.add_argument(
+            f"--{name}-penalty",
+            type=float,
+            default=1.0 if name == "repetition" else 0.0,
+            metavar="X",
+            help=f"{name} penalty over the last 20 tokens (default: off)",
+        )
+
+
+def add_cut_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("draft cuts")
+    group.add_argument(
+        "--draft-length", type=_count, metavar="N", help="verify at most N drafted tokens a round"
+    )
+    group.add_argument(
+        "--p-min", type=float, default=0.0, metavar="P", help="stop before a confidence below P"
+    )
+    group.add_argument(
+        "--p-survival-min",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="stop before a survival (product of confidences) below P",
+    )
+
+
+def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
+    from ..loading import LoadOptions
+
+    looks = bool(args.p_min or args.p_survival_min)
+    return LoadOptions(
+        model=args.model,
+        drafter=args.drafter,
+        method=args.method,
+        schedule=args.schedule or ("threshold" if looks else "fixed"),
+        dtype=args.dtype,
+        kv_bits=args.kv_bits,
+        drafter_bits=args.drafter_bits,
+        context=args.context,
+        cache_dir=args.cache_dir,
+        **more,
+    )
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(
+        temperature=args.temp,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        seed=args.seed,
+        draft_sampling=args.draft_sampling,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+    )
+
+
+def cuts(args: argparse.Namespace) -> Cuts:
+    return Cuts(
+        draft_length=args.draft_length, p_min=args.p_min, p_survival_min=args.p_survival_min
+    )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return value

@@ -1,0 +1,446 @@
+"""mlx-lm's functions with DSpark inside: load, generate, stream_generate, batch_generate.
+
+Same names, argument orders and response fields; a script written for mlx-lm
+needs only its import changed. What mlx-lm offers and speculation cannot honour
+is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate_utils import BatchCounters, BatchCountersSnapshot
+from mlx_lm.sample_utils import greedy_sampler
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from .drafter.load import load_drafter
+from .drafter.model import Drafter
+from .engine import Engine
+from .errors import DsparkError, ModelError, UsageError
+from .events import Event, Finished, Prefill, StepDone
+from .loading import LoadOptions, Pair, choose_method, load_pair
+from .prefix import Prefix
+from .registry import Registry
+from .request import Cuts, Method, Request, SamplingParams
+from .schedule import make_policy
+from .target import Target
+
+_ids = itertools.count()
+
+
+@dataclass
+class GenerationResponse:
+    """One token of a reply: mlx-lm's fields, then ours.
+
+    ``drafted``, ``scheduled`` and ``accepted`` count the draft of the round the
+    token came from; ``confidence`` and ``survival`` are the token's own, None
+    for the target's tokens.
+    """
+
+    text: str
+    token: int
+    logprobs: mx.array
+    from_draft: bool
+    prompt_tokens: int
+    prompt_tps: float
+    generation_tokens: int
+    generation_tps: float
+    peak_memory: float
+    finish_reason: str | None = None
+    drafted: int = 0
+    scheduled: int = 0
+    accepted: int = 0
+    confidence: float | None = None
+    survival: float | None = None
+
+
+class PromptCache:
+    """A conversation's KV state between calls; stands in for mlx-lm's list of caches.
+
+    Pass it as ``prompt_cache`` with the new tokens only, as with mlx-lm.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.prefix: Prefix | None = None
+
+
+def make_prompt_cache(model: nn.Module, max_kv_size: int | None = None) -> PromptCache:
+    """An empty prompt cache. ``max_kv_size`` is refused: a cache that forgets is not lossless."""
+    _refuse_max_kv_size(max_kv_size)
+    return PromptCache()
+
+
+def load(
+    path_or_hf_repo: str,
+    tokenizer_config: dict[str, Any] | None = None,
+    model_config: dict[str, Any] | None = None,
+    adapter_path: str | None = None,
+    lazy: bool = False,
+    *,
+    drafter: str | None = None,
+    method: Method = "auto",
+    **options: Any,
+) -> tuple[nn.Module, Any]:
+    """A model and its tokenizer, with the drafter that belongs to it attached.
+
+    ``path_or_hf_repo`` is a name from ``models.toml``, a folder or a Hub id;
+    ``drafter`` a folder or Hub id ("none": without). ``options`` are further
+    fields of ``loading.LoadOptions``. Raises DsparkError.
+    """
+    for name, value in (
+        ("tokenizer_config", tokenizer_config),
+        ("model_config", model_config),
+        ("adapter_path", adapter_path),
+    ):
+        if value:
+            raise UsageError(
+                f"{name} is not supported by dspark_mlx.load",
+                "load with mlx_lm.load and pass that model to stream_generate",
+            )
+    entry = Registry.load().resolve(path_or_hf_repo)
+    pair = load_pair(
+        entry, LoadOptions(path_or_hf_repo, drafter=drafter, method=method, **options)
+    )
+    object.__setattr__(pair.target.model, "_dspark", pair)
+    return pair.target.model, pair.tokenizer
+
+
+def stream_generate(
+    model: nn.Module,
+    tokenizer: Any,
+    prompt: str | mx.array | Sequence[int],
+    max_tokens: int = 256,
+    draft_model: Drafter | str | None = None,
+    *,
+    sampler: Callable[[mx.array], mx.array] | None = None,
+    logits_processors: Sequence[Callable[..., mx.array]] | None = None,
+    prompt_cache: PromptCache | None = None,
+    prefill_step_size: int = 2048,
+    prompt_progress_callback: Callable[[int, int], None] | None = None,
+    num_draft_tokens: int | None = None,
+    max_kv_size: int | None = None,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = 0,
+    input_embeddings: mx.array | None = None,
+    sampling: SamplingParams | None = None,
+    cuts: Cuts | None = None,
+    stop: Sequence[str] = (),
+    method: Method = "auto",
+    schedule: str = "fixed",
+    on_event: Callable[[Event], None] | None = None,
+) -> Generator[GenerationResponse, None, None]:
+    """Generate text token by token, as ``mlx_lm.stream_generate`` does, only sooner.
+
+    ``model`` comes from ``load`` here or from ``mlx_lm.load``. ``draft_model``
+    is a DSpark drafter or its folder (default: the one attached). Sampling is
+    mlx-lm's ``sampler`` (greedy when None) or our ``sampling``, which also
+    makes independent and coupled drafts possible. ``num_draft_tokens`` bounds
+    each draft. ``method`` and ``schedule`` as on the command line;
+    ``on_event`` receives the engine's events.
+    Raises DsparkError for what cannot be honoured.
+    """
+    _refuse_max_kv_size(max_kv_size)
+    if input_embeddings is not None:
+        raise UsageError("input embeddings cannot be drafted for", "use mlx_lm.stream_generate")
+    if kv_bits is not None and quantized_kv_start:
+        raise UsageError(
+            "quantized_kv_start is not supported: the KV cache is quantised from the first token",
+            "leave it out",
+        )
+    if prompt_cache is not None and not isinstance(prompt_cache, PromptCache):
+        raise UsageError(
+            "this prompt_cache is mlx-lm's, which cannot be rolled back",
+            "make one with dspark_mlx.make_prompt_cache",
+        )
+    if sampler is not None and sampling is not None:
+        raise UsageError("give sampler or sampling, not both")
+    if not isinstance(tokenizer, TokenizerWrapper) and not hasattr(tokenizer, "eos_token_ids"):
+        tokenizer = TokenizerWrapper(tokenizer)
+    pair = _pair(model, tokenizer, draft_model, method, kv_bits, kv_group_size)
+    engine = _engine(pair, schedule, method, prefill_step_size, prompt_cache)
+    ids = _encode(tokenizer, prompt)
+    if prompt_cache is not None:
+        ids = [*prompt_cache.tokens, *ids]
+    request = Request(
+        id=f"generate-{next(_ids)}",
+        tokens=tuple(ids),
+        max_tokens=max_tokens,
+        sampling=sampling or SamplingParams(),
+        cuts=cuts or Cuts(draft_length=num_draft_tokens),
+        stop=tuple(stop),
+        logits_processors=tuple(logits_processors or ()),
+        sampler=None if sampler is greedy_sampler else sampler,
+    )
+    yield from _stream(engine, request, prompt_progress_callback, on_event, prompt_cache)
+
+
+def generate(
+    model: nn.Module,
+    tokenizer: Any,
+    prompt: str | Sequence[int],
+    verbose: bool = False,
+    **kwargs: Any,
+) -> str:
+    """The whole reply as text; ``kwargs`` as for ``stream_generate``."""
+    if verbose:
+        print("=" * 10)
+    text = ""
+    response = None
+    for response in stream_generate(model, tokenizer, prompt, **kwargs):
+        if verbose:
+            print(response.text, end="", flush=True)
+        text += response.text
+    if verbose:
+        print(f"\n{'=' * 10}")
+        if response is None or not text:
+            print("No text generated for this prompt")
+            return text
+        print(f"Prompt: {response.prompt_tokens} tokens, {response.prompt_tps:.3f} tokens-per-sec")
+        print(
+            f"Generation: {response.generation_tokens} tokens, "
+            f"{response.generation_tps:.3f} tokens-per-sec"
+        )
+        print(f"Peak memory: {response.peak_memory:.3f} GB")
+    return text
+
+
+def batch_generate(
+    model: nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    prompt_caches: None = None,
+    max_tokens: int | Sequence[int] = 128,
+    verbose: bool = False,
+    return_token_ids: bool = False,
+    *,
+    sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    method: Method = "auto",
+    schedule: str = "fixed",
+    max_rows: int = 8,
+    draft_model: Drafter | str | None = None,
+    kv_bits: int | None = None,
+) -> Any:
+    """Replies to several prompts at once, as mlx-lm's ``BatchResponse``.
+
+    Each reply is what its prompt alone would have given. At most ``max_rows``
+    are decoded at a time; the others follow as rows become free.
+    """
+    from mlx_lm.generate import BatchResponse
+
+    if prompt_caches is not None:
+        raise UsageError("prompt_caches are not supported here", "use stream_generate for chats")
+    pair = _pair(model, tokenizer, draft_model, method, kv_bits, 64)
+    engine = _engine(pair, schedule, method, 512, None, max_rows=max_rows)
+    n = len(prompts)
+    limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
+    params = sampling or SamplingParams()
+    each = [params] * n if isinstance(params, SamplingParams) else list(params)
+    for i, (prompt, limit, one) in enumerate(zip(prompts, limits, each, strict=True)):
+        engine.submit(Request(str(i), tokens=tuple(prompt), max_tokens=limit, sampling=one))
+    tokens: list[list[int]] = [[] for _ in prompts]
+    counters = BatchCounters()
+    start = BatchCountersSnapshot()
+    ended = 0
+    while engine.active:
+        for event in engine.step():
+            if isinstance(event, StepDone):
+                counters.generation_steps += 1
+                counters.decode_time += event.round_seconds
+                for row in event.rows:
+                    tokens[int(row.request_id)] += [t.id for t in row.tokens]
+                    counters.generation_tokens += len(row.tokens)
+            elif isinstance(event, Finished):
+                ended += 1
+                if event.reason == "error":
+                    raise ModelError(event.message, event.hint)
+                counters.prompt_tokens += event.prompt_tokens - event.reused_tokens
+                counters.prompt_time += event.prompt_seconds
+                if event.reason == "stop":
+                    tokens[int(event.request_id)].pop()
+                if verbose:
+                    print(f"[batch_generate] Finished processing {ended}/{n} ...", end="\r")
+    if verbose:
+        print(f"[batch_generate] Finished processing {ended}/{n}")
+    end = BatchCountersSnapshot(**vars(counters))
+    stats = BatchCountersSnapshot.between(start, end)
+    texts = [tokenizer.decode(ids) for ids in tokens]
+    return BatchResponse(texts, stats, None, tokens if return_token_ids else None, None)
+
+
+def _stream(
+    engine: Engine,
+    request: Request,
+    progress: Callable[[int, int], None] | None,
+    on_event: Callable[[Event], None] | None,
+    cache: PromptCache | None,
+) -> Generator[GenerationResponse, None, None]:
+    engine.submit(request)
+    prompt_tokens = len(request.tokens or ())
+    clock = _Rates(prompt_tokens)
+    text: list[int] = list(request.tokens or ())
+    try:
+        while engine.active:
+            events = engine.step()
+            ending = next((e for e in events if isinstance(e, Finished)), None)
+            if ending is not None and ending.reason == "error":
+                raise ModelError(ending.message, ending.hint)
+            for event in events:
+                if on_event is not None:
+                    on_event(event)
+                if isinstance(event, Prefill):
+                    clock.prefilled(event)
+                    if progress is not None:
+                        progress(event.done, event.total)
+                if not isinstance(event, StepDone):
+                    continue
+                logits = engine.logits_of(request.id)
+                row = event.rows[0]
+                for k, token in enumerate(row.tokens):
+                    text.append(token.id)
+                    last = ending is not None and k == len(row.tokens) - 1
+                    one = logits[k] if logits is not None else mx.zeros((0,))
+                    yield GenerationResponse(
+                        text=token.text + (ending.tail if last and ending else ""),
+                        token=token.id,
+                        logprobs=one - mx.logsumexp(one, keepdims=True),
+                        from_draft=token.origin == "draft",
+                        prompt_tokens=prompt_tokens,
+                        generation_tokens=len(text) - prompt_tokens,
+                        **clock.rates(len(text) - prompt_tokens),
+                        peak_memory=event.memory.peak / 1e9,
+                        finish_reason=ending.reason if last and ending else None,
+                        drafted=len(row.drafted),
+                        scheduled=row.scheduled,
+                        accepted=row.accepted,
+                        confidence=token.confidence,
+                        survival=token.survival,
+                    )
+    finally:
+        engine.cancel(request.id)
+        if engine.active:
+            engine.step()
+        if cache is not None:
+            cache.tokens = text
+            cache.prefix = engine.prefixes.take(text, engine.proposers.get(engine.default_method))
+
+
+class _Rates:
+    """Prompt and generation speed as mlx-lm reports them."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        import time
+
+        self._now = time.perf_counter
+        self._prompt = prompt_tokens
+        self._start = self._now()
+        self._begun: float | None = None
+
+    def prefilled(self, event: Prefill) -> None:
+        if event.done == event.total:
+            self._begun = self._now()
+            self._prompt -= event.reused
+
+    def rates(self, generated: int) -> dict[str, float]:
+        begun = self._begun or self._now()
+        return {
+            "prompt_tps": self._prompt / max(begun - self._start, 1e-9),
+            "generation_tps": generated / max(self._now() - begun, 1e-9),
+        }
+
+
+def _engine(
+    pair: Pair,
+    schedule: str,
+    method: Method,
+    prefill_chunk: int,
+    cache: PromptCache | None,
+    max_rows: int = 1,
+) -> Engine:
+    chosen, reason = pair.method, pair.reason
+    if method != "auto":
+        chosen, reason = choose_method(pair.target, pair.drafter, method, pair.reason)
+    engine = Engine(
+        pair.target,
+        pair.tokenizer,
+        pair.proposers(),
+        make_policy(schedule),
+        default_method=chosen,
+        reason=reason,
+        max_rows=max_rows,
+        prefill_chunk=prefill_chunk,
+        kv_limit=1 << 62,  # as mlx-lm: the caller's own affair
+        reuse=cache is not None,
+    )
+    if cache is not None and cache.prefix is not None:
+        engine.prefixes.put(cache.prefix)
+        cache.prefix = None
+    return engine
+
+
+def _pair(
+    model: nn.Module,
+    tokenizer: Any,
+    draft_model: Drafter | str | None,
+    method: Method,
+    kv_bits: int | None,
+    kv_group_size: int,
+) -> Pair:
+    """What ``load`` attached to ``model``, or the same made for a model loaded elsewhere."""
+    attached: Pair | None = getattr(model, "_dspark", None)
+    if attached is None:
+        target = Target(model)
+        target.check()
+        name, reason = choose_method(target, None, "auto", "no drafter was given")
+        attached = Pair(target, tokenizer, None, name, reason)
+        object.__setattr__(model, "_dspark", attached)
+    target, drafter = attached.target, attached.drafter
+    if kv_bits is not None and (target.kv_bits != kv_bits):
+        target = Target(model, target.config, kv_bits=kv_bits, kv_group_size=kv_group_size)
+    if draft_model is not None:
+        if isinstance(draft_model, str):
+            draft_model = load_drafter(draft_model, target)
+        if not isinstance(draft_model, Drafter):
+            raise UsageError(
+                "draft_model must be a DSpark drafter or its folder",
+                "for a small language model as the draft use mlx_lm.stream_generate",
+            )
+        drafter = draft_model
+    name, reason = choose_method(target, drafter, "auto", attached.reason)
+    return Pair(target, tokenizer, drafter, name, reason, attached.lookup_block)
+
+
+def _encode(tokenizer: Any, prompt: str | mx.array | Sequence[int]) -> list[int]:
+    if isinstance(prompt, str):
+        bos = tokenizer.bos_token
+        special = bos is None or not prompt.startswith(bos)
+        return list(tokenizer.encode(prompt, add_special_tokens=special))
+    if isinstance(prompt, mx.array):
+        return [int(t) for t in prompt.tolist()]
+    return list(prompt)
+
+
+def _refuse_max_kv_size(max_kv_size: int | None) -> None:
+    if max_kv_size is not None:
+        raise UsageError(
+            "max_kv_size drops part of the context, so the text would no longer be the model's own",
+            "leave it out; kv_bits=8 halves the memory of the cache",
+        )
+
+
+__all__ = [
+    "DsparkError",
+    "GenerationResponse",
+    "PromptCache",
+    "batch_generate",
+    "generate",
+    "load",
+    "make_prompt_cache",
+    "stream_generate",
+]

@@ -1,0 +1,59 @@
+"""A run on disk: one event a line, written as it happens, read back for replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from .errors import UsageError
+from .events import Event, from_json, to_json
+
+
+class TraceWriter:
+    """Appends events to a new file; each line is complete once written."""
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            self._file = Path(path).open("w", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise UsageError(f"cannot write the trace {path}: {error.strerror}") from error
+
+    def write(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._file.write(to_json(event) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_trace(path: str | Path) -> Iterator[Event]:
+    """The events of a trace, oldest first. Raises UsageError that names the bad line.
+
+    A last line without its newline was cut off when the writer was killed; it
+    is left out.
+    """
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield from_json(line)
+                except ValueError as error:
+                    if not line.endswith("\n"):
+                        return
+                    raise UsageError(f"{path}, line {number}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the trace {path}: {error}") from error

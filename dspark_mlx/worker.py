@@ -1,0 +1,223 @@
+"""The thread that owns MLX: commands go in, events come out, only plain values cross.
+
+MLX streams belong to threads, so everything is loaded and run on this one. Its
+callers never wait for it: ``load``, ``submit`` and ``cancel`` return at once,
+and what comes of them arrives as events.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .errors import DsparkError
+from .events import Event, Failed, Finished
+from .request import Method, Request
+
+# How long one idle wait lasts; commands end it at once, so it costs nothing.
+_IDLE_SECONDS = 3600.0
+
+
+class EngineThread:
+    """Runs an engine. All methods may be called from any thread.
+
+    ``on_event`` (optional) is called on the engine's thread for each event, and
+    must return quickly; without it events wait for ``drain``.
+    """
+
+    def __init__(self, on_event: Callable[[Event], None] | None = None) -> None:
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._ready = threading.Condition()
+        self._on_event = on_event
+        self._stop_loading = threading.Event()
+        self._closing = False
+        self._engine: Any = None
+        self._thread = threading.Thread(target=self._run, name="dspark-engine", daemon=True)
+        self._thread.start()
+
+    # -- commands -------------------------------------------------------------------------
+
+    def load(
+        self,
+        model: str,
+        *,
+        method: Method = "auto",
+        schedule: str = "fixed",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Load a model in place of the present one; ends in ``Loaded`` or ``Failed``.
+
+        ``options`` are further fields of ``loading.LoadOptions``.
+        """
+        self._stop_loading.set()  # an earlier load that still runs is given up
+        stop = self._stop_loading = threading.Event()
+        fields = {**(options or {}), "model": model, "method": method, "schedule": schedule}
+        self._commands.put(lambda: self._load(fields, stop))
+
+    def cancel_load(self) -> None:
+        """Give up the load or download that runs; it ends in ``Failed``."""
+        self._stop_loading.set()
+
+    def unload(self) -> None:
+        """Drop the model and give its memory back; running requests end as cancelled."""
+        self._commands.put(self._unload)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; its events end in ``Finished``, also when it is refused."""
+        self._commands.put(lambda: self._submit(request))
+
+    def cancel(self, request_id: str) -> None:
+        """Have a request end at the next round."""
+        self._commands.put(lambda: self._cancel(request_id))
+
+    def set_policy(self, schedule: str, **options: Any) -> None:
+        """Use another schedule from the next round on."""
+        self._commands.put(lambda: self._set_policy(schedule, options))
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Stop after the current round; True when the thread has ended in time."""
+        self._closing = True
+        self._stop_loading.set()
+        self._commands.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # -- events ---------------------------------------------------------------------------
+
+    def drain(self) -> list[Event]:
+        """The events since the last call, oldest first; never waits."""
+        events = []
+        while True:
+            try:
+                events.append(self._events.get_nowait())
+            except queue.Empty:
+                return events
+
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        """Like ``drain``, but waits for the first event, at most ``timeout`` seconds."""
+        try:
+            first = self._events.get(timeout=timeout)
+        except queue.Empty:
+            return []
+        return [first, *self.drain()]
+
+    # -- on the engine's thread -----------------------------------------------------------
+
+    def _emit(self, event: Event) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+        else:
+            self._events.put(event)
+
+    def _run(self) -> None:
+        while True:
+            busy = self._engine is not None and self._engine.active
+            try:
+                command = self._commands.get(block=not busy, timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                if busy:
+                    self._step()
+                continue
+            if command is None:
+                break
+            try:
+                command()
+            except Exception as error:
+                self._emit(Failed(_describe(error), "see the log, or load the model again"))
+        self._unload()
+
+    def _step(self) -> None:
+        try:
+            events = self._engine.step()
+        except Exception as error:
+            message, hint = _explain(error)
+            events = self._engine.abandon(message, hint)
+        for event in events:
+            self._emit(event)
+
+    def _load(self, fields: dict[str, Any], stop: threading.Event) -> None:
+        self._unload()
+        try:
+            from .loading import LoadOptions, load_engine
+
+            engine, loaded = load_engine(LoadOptions(**fields), self._emit, stop)
+        except DsparkError as error:
+            self._emit(Failed(error.message, error.hint))
+        except Exception as error:
+            self._emit(Failed(*_explain(error)))
+        else:
+            self._engine = engine
+            self._emit(loaded)
+
+    def _unload(self) -> None:
+        if self._engine is None:
+            return
+        for event in self._engine.abandon("the model was unloaded"):
+            self._emit(event)
+        self._engine = None
+        import mlx.core as mx
+
+        mx.clear_cache()
+
+    def _submit(self, request: Request) -> None:
+        try:
+            if self._engine is None:
+                raise DsparkError("no model is loaded", "load one first")
+            self._engine.submit(request)
+        except Exception as error:
+            message, hint = _explain(error)
+            self._emit(_refused(request, message, hint))
+
+    def _cancel(self, request_id: str) -> None:
+        if self._engine is not None:
+            self._engine.cancel(request_id)
+
+    def _set_policy(self, schedule: str, options: Mapping[str, Any]) -> None:
+        if self._engine is None:
+            return
+        from .schedule import make_policy
+
+        try:
+            self._engine.policy = make_policy(schedule, **options)
+        except DsparkError as error:
+            self._emit(Failed(error.message, error.hint))
+
+
+def _refused(request: Request, message: str, hint: str) -> Finished:
+    return Finished(
+        request_id=request.id,
+        reason="error",
+        prompt_tokens=0,
+        reused_tokens=0,
+        generation_tokens=0,
+        prompt_seconds=0.0,
+        first_token_seconds=0.0,
+        generation_seconds=0.0,
+        rounds=0,
+        drafted=0,
+        scheduled=0,
+        accepted=0,
+        reached=(),
+        survived=(),
+        method=request.method,
+        seed=request.sampling.seed,
+        message=message,
+        hint=hint,
+    )
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _explain(error: BaseException) -> tuple[str, str]:
+    """One line what went wrong, and one what to do."""
+    if isinstance(error, DsparkError):
+        return error.message, error.hint
+    if isinstance(error, MemoryError) or "memory" in str(error).lower():
+        return "out of memory", "close other programs, shorten the chat, or use --kv-bits 8"
+    return f"the engine failed: {_describe(error)}", "try again; if it recurs, report it"
