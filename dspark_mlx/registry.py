@@ -111,7 +111,7 @@ class Registry(Mapping[str, ModelEntry]):
         """
         if model in self._entries:
             return self._entries[model]
-        if ":" not in model and "/" not in model and not Path(model).expanduser().is_dir():
+        if ":" not in model and "/" not in model and not sources.is_folder(model):
             raise self._unknown(model)
         source = sources.parse(model)
         if isinstance(source, FolderSource) and not source.path.is_dir():

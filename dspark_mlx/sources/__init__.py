@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import ModelError
 from . import folder as folders
 from .folder import Role, weight_bytes
-from .spec import FolderSource, HubSource, PackageSource, Source, WheelSource, parse
+from .spec import FolderSource, HubSource, PackageSource, Source, WheelSource, is_folder, parse
 from .store import Cancelled, Report, default_cache_dir, silent
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "WheelSource",
     "default_cache_dir",
     "fetch",
+    "is_folder",
     "on_disk",
     "parse",
     "weight_bytes",

@@ -79,15 +79,29 @@ def parse(text: str) -> Source:
         return _wheel(text, rest)
     if kind == "package" and re.fullmatch(r"[\w.-]+", rest):
         return PackageSource(rest)
-    path = Path(text).expanduser()
     if kind != "hf":
-        if text.startswith((".", "/", "~")) or path.is_dir():
-            return FolderSource(path)
+        if text.startswith((".", "/", "~")) or is_folder(text):
+            return FolderSource(_path(text))
         rest = text
     repo, _, revision = rest.partition("@")
     if not _REPO.fullmatch(repo) or ("@" in rest and not revision):
         raise UsageError(f"{text!r} is not a model source", HELP)
     return HubSource(repo, revision or "main")
+
+
+def is_folder(text: str) -> bool:
+    """Whether ``text`` is the path of an existing folder; any text may be asked about."""
+    try:
+        return bool(text) and _path(text).is_dir()
+    except OSError:  # a name too long for the file system, for one
+        return False
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~name of nobody
+        return Path(text)
 
 
 def _wheel(text: str, rest: str) -> WheelSource:
