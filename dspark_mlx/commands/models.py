@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="keep models in DIR")
     parser.add_argument(
-        "--quiet", action="store_true", help="with --fetch: print nothing but errors"
+        "--quiet", action="store_true", help="with --fetch: do not print the folder"
     )
 
 
@@ -49,10 +49,11 @@ def run(args: argparse.Namespace) -> int:
 
 def fetch(entry: ModelEntry, cache_dir: Path | None, *, quiet: bool, update: bool) -> None:
     """Get target and drafter; print the folders unless ``quiet``."""
-    target = sources.on_disk(entry.target_source, cache_dir=cache_dir)
-    if target is None and not quiet and not sys.stderr.isatty():
+    absent = sources.on_disk(entry.target_source, cache_dir=cache_dir) is None
+    if absent and entry.download_bytes and not sys.stderr.isatty():
+        # Where no progress can be drawn one line says why it takes a while.
         print(f"fetching {entry.name}, {_size(entry.download_bytes)}", file=sys.stderr, flush=True)
-    with ProgressLine(quiet=quiet) as report:
+    with ProgressLine() as report:
         target = sources.fetch(
             entry.target_source,
             cache_dir=cache_dir,

@@ -15,8 +15,8 @@ _REDRAW_SECONDS = 0.1
 class ProgressLine:
     """Call it with Loading events, inside a ``with`` that clears the line at the end."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._shown = not quiet and sys.stderr.isatty()
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
         self._drawn_at = 0.0
         self._dirty = False
 
