@@ -94,26 +94,26 @@ class DraftAttention(nn.Module):
         """
         rows, blocks, length = visible.shape
         width, dim, repeats = x.shape[1], self.head_dim, self.heads // self.kv_heads
-        ctx_keys, ctx_values = context
-        own_keys, own_values = (
-            t.reshape(rows, blocks, self.kv_heads, 1, width, dim)
-            for t in self.keys_values(x, anchors)
-        )
-        queries = self.queries(x, anchors) * self.scale
-        queries = queries.reshape(rows, blocks, self.kv_heads, repeats, width, dim)
-        by_head = queries.transpose(0, 2, 1, 3, 4, 5).reshape(rows, self.kv_heads, -1, dim)
-        far = (by_head @ ctx_keys.swapaxes(-1, -2)).reshape(
-            rows, self.kv_heads, blocks, repeats, width, length
-        )
-        far = far.transpose(0, 2, 1, 3, 4, 5)
-        hidden_scores = mx.array(mx.finfo(far.dtype).min, dtype=far.dtype)
-        far = mx.where(visible[:, :, None, None, None, :], far, hidden_scores)
-        near = queries @ own_keys.swapaxes(-1, -2)
+
+        def by_head(t: mx.array, per_head: int) -> mx.array:
+            """``(B*A, heads, G, D)`` to ``(B, kv_heads, A, per_head, G, D)``: only these small
+            tensors are ever transposed, never the scores."""
+            t = t.reshape(rows, blocks, self.kv_heads, per_head, width, dim)
+            return t.transpose(0, 2, 1, 3, 4, 5)
+
+        queries = by_head(self.queries(x, anchors) * self.scale, repeats)
+        keys, values = (by_head(t, 1) for t in self.keys_values(x, anchors))
+        flat = (rows, self.kv_heads, blocks * repeats * width)
+        far = queries.reshape(*flat, dim) @ context[0].swapaxes(-1, -2)
+        far = far.reshape(*queries.shape[:-1], length)
+        # Added, not selected: the gradient of an addition costs nothing.
+        closed = mx.where(visible, 0.0, mx.finfo(far.dtype).min).astype(far.dtype)
+        far = far + closed[:, None, :, None, None, :]
+        near = queries @ keys.swapaxes(-1, -2)
         weights = mx.softmax(mx.concatenate([far, near], axis=-1), axis=-1, precise=True)
         far, near = mx.split(weights, [length], axis=-1)
-        far = far.transpose(0, 2, 1, 3, 4, 5).reshape(rows, self.kv_heads, -1, length)
-        out = (far @ ctx_values).reshape(rows, self.kv_heads, blocks, repeats, width, dim)
-        out = out.transpose(0, 2, 1, 3, 4, 5) + near @ own_values
+        out = (far.reshape(*flat, length) @ context[1]).reshape(queries.shape) + near @ values
+        out = out.transpose(0, 2, 1, 3, 4, 5)
         return self._merge(out.reshape(rows * blocks, self.heads, width, dim))
 
     def _split(self, x: mx.array, heads: int) -> mx.array:

@@ -93,7 +93,8 @@ class RNNHead(MarkovHead):
         return mx.tanh(output), gate * state + (1 - gate) * mx.tanh(candidate)
 
     def block_bias(self, previous: mx.array, hidden: mx.array) -> mx.array:
-        state, latents = self.start(previous.shape[:-1]), []
+        state: mx.array | None = None
+        latents = []
         for k in range(previous.shape[-1]):
             latent, state = self.latent(previous[..., k], hidden[..., k, :], state)
             latents.append(latent)

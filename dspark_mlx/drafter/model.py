@@ -266,7 +266,7 @@ class Drafter(nn.Module):
         if self.confidence_head is None:
             return None
         embedded = None
-        if self.config.confidence_head_with_markov:
+        if self.markov_head is not None and self.config.confidence_head_with_markov:
             embedded = self.markov_head.embed(previous)
         return self.confidence_head(hidden, embedded)
 

@@ -81,10 +81,26 @@ def test_context_grown_in_pieces_equals_context_given_at_once(
     assert pieces.tokens.tolist() == whole.tokens.tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
+VARIANTS = {
+    "gemma4_with_v_proj": {"architecture": "gemma4", "final_logit_softcapping": 30.0},
+    "biased_llama3_rope": {
+        "attention_bias": True,
+        "rope_parameters": {
+            "rope_theta": 1e4,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*NAMES, *VARIANTS])
 def test_training_and_drafting_see_the_same(name: str) -> None:
     """A block at anchor n in training = a draft behind a context of n positions."""
-    drafter = DRAFTER[name]
+    drafter = toy_drafter(**VARIANTS[name]) if name in VARIANTS else DRAFTER[name]
     features = features_for(drafter, 5, 1, 9)
     anchors = mx.array([[0, 1, 4, 8]])
     drafts = [single(drafter, features[:, :n], 10 + n) for n in anchors[0].tolist()]
