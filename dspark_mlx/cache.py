@@ -97,7 +97,7 @@ class RowsKV:
         return mask[0, 0] if len(held) == 1 else mask
 
     def fetch(self) -> tuple[Any, Any]:
-        """All stored keys and values, ``(B, heads, longest row, head_dim)``; a mask hides the rest."""
+        """All that is stored, ``(B, heads, longest row, head_dim)``; a mask must hide the rest."""
         if not self.parts:
             raise CacheError("this cache is empty")
         hi = max(self._held())

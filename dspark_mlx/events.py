@@ -168,7 +168,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request has ended. ``reached[k]`` rounds verified position k, ``survived[k]`` accepted it."""
+    """A request has ended. ``reached[k]`` rounds verified position k, ``survived[k]`` accepted."""
 
     request_id: str
     reason: FinishReason
@@ -252,7 +252,9 @@ def _build(kind: Any, value: Any) -> Any:
         hints = _HINTS.get(kind)
         if hints is None:
             hints = _HINTS[kind] = typing.get_type_hints(kind)
-        return kind(**{name: _build(hint, value[name]) for name, hint in hints.items() if name in value})
+        return kind(
+            **{name: _build(hint, value[name]) for name, hint in hints.items() if name in value}
+        )
     origin = typing.get_origin(kind)
     if origin is tuple:
         return tuple(_build(typing.get_args(kind)[0], v) for v in value)

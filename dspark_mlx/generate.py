@@ -104,9 +104,7 @@ def load(
                 "load with mlx_lm.load and pass that model to stream_generate",
             )
     entry = Registry.load().resolve(path_or_hf_repo)
-    pair = load_pair(
-        entry, LoadOptions(path_or_hf_repo, drafter=drafter, method=method, **options)
-    )
+    pair = load_pair(entry, LoadOptions(path_or_hf_repo, drafter=drafter, method=method, **options))
     object.__setattr__(pair.target.model, "_dspark", pair)
     return pair.target.model, pair.tokenizer
 
@@ -328,7 +326,9 @@ def _stream(
             engine.step()
         if cache is not None:
             cache.tokens = text
-            cache.prefix = engine.prefixes.take(text, engine.proposers.get(engine.default_method))
+            cache.prefix = engine.intake.prefixes.take(
+                text, engine.batch.proposers.get(engine.intake.default_method)
+            )
 
 
 class _Rates:
@@ -379,7 +379,7 @@ def _engine(
         reuse=cache is not None,
     )
     if cache is not None and cache.prefix is not None:
-        engine.prefixes.put(cache.prefix)
+        engine.intake.prefixes.put(cache.prefix)
         cache.prefix = None
     return engine
 

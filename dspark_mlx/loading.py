@@ -109,7 +109,7 @@ def load_engine(
         context_limit=context,
         kv_limit=limit,
     )
-    active = engine.proposers.get(pair.method)
+    active = engine.batch.proposers.get(pair.method)
     drafter = None
     if pair.drafter is not None:
         drafter = options.drafter or entry.drafter
@@ -120,7 +120,7 @@ def load_engine(
         reason=pair.reason,
         schedule=policy.name,
         block=active.block if active else 0,
-        context_limit=engine.context_limit,
+        context_limit=engine.intake.context_limit,
         weight_bytes=pair.target.weight_bytes,
     )
     return engine, loaded

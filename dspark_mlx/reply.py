@@ -55,7 +55,7 @@ class Reply:
         self.request = request
         self.tokens = list(prompt)
         self.prompt_tokens = len(self.tokens)
-        self.processors = processors
+        self.processors = tuple(self._guarded(p) for p in processors)
         self.status = Status.QUEUED
         self.method = "none"
         self.reused = 0
@@ -98,8 +98,32 @@ class Reply:
         """Tokens the reply may still take."""
         return self.budget - self.generated
 
+    @property
+    def pathwise(self) -> bool:
+        """Whether the text is the same whatever is drafted and verified.
+
+        So it is unless an independently sampled draft is judged by rejection.
+        """
+        return (
+            self.method != "dspark"
+            or self.request.sampler is not None
+            or self.request.sampling.greedy
+            or self.request.sampling.draft_sampling != "probabilistic"
+        )
+
+    def _guarded(self, processor: Callable[..., Any]) -> Callable[..., Any]:
+        """A user's processor that, when it raises, fails this reply and no other."""
+
+        def guarded(tokens: Any, logits: Any) -> Any:
+            try:
+                return processor(tokens, logits)
+            except Exception as error:
+                self.fail(f"a logits processor failed: {type(error).__name__}: {error}")
+                return logits
+
+        return guarded
+
     def prefill_done(self) -> None:
-        self.status = Status.DECODING
         self._prefilled = time.perf_counter()
 
     def commit(
@@ -115,10 +139,12 @@ class Reply:
         Stops at the first end inside it. Returns the tokens added, as events,
         and how many of them were accepted drafts.
         """
+        added: list[Token] = []
+        if self.ended:  # it failed while its tokens were chosen
+            return added, 0
         now = time.perf_counter()
         self._first = self._first or now
         self._last = now
-        added: list[Token] = []
         survival = 1.0
         for k, id in enumerate([*drafted[:accepted], token]):
             chance = None

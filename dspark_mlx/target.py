@@ -49,6 +49,8 @@ class Target:
         self.lm_head: nn.Module | None = _find_lm_head(model)
         self.vocab_size, self.hidden_size = _embedding_shape(self.embed_tokens)
         self.num_layers = len(self.layers)
+        # Bytes one position of one row takes in the KV cache; known once ``check`` has run.
+        self.kv_bytes_per_token = 0.0
 
     @property
     def weight_bytes(self) -> int:
@@ -114,6 +116,7 @@ class Target:
         tokens = (mx.arange(12)[None] * 7 + 3) % self.vocab_size
         plain = self.model(tokens).astype(mx.float32)
         rows = RowsFactory(self.model).make()
+        self.kv_bytes_per_token = self._measure_kv()
         first, features = self.forward(tokens[:, :9], rows, taps)
         rows.roll_back([9])
         second, _ = self.forward(tokens[:, 9:], rows, taps)
@@ -127,6 +130,14 @@ class Target:
                 "states are read or its cache is replaced",
                 "its architecture is not supported; use another model",
             )
+
+    def _measure_kv(self) -> float:
+        """Bytes a position takes, from a row that holds a few; 0 for caches of another kind."""
+        rows = self.make_rows()
+        if self.factory.unsupported:
+            return 0.0
+        self.forward(mx.array([[0, 1]]), rows)
+        return sum(part.nbytes / part.shape[2] for part in rows.arrays)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ class TraceWriter:
 
     def __init__(self, path: str | Path) -> None:
         try:
-            self._file = Path(path).open("w", encoding="utf-8", buffering=1)
+            self._file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         except OSError as error:
             raise UsageError(f"cannot write the trace {path}: {error.strerror}") from error
 

@@ -113,7 +113,7 @@ def _match(
 
 
 def _reject(draft: mx.array, logits: mx.array, q: mx.array, row: RowSpec) -> Verdict:
-    """Rejection sampling of one row: draft ``(>= l,)``, logits ``(>= l + 1, V)``, q ``(>= l, V)``."""
+    """Rejection sampling of one row: draft ``(l,)``, logits ``(l + 1, V)``, q ``(l, V)`` or more."""
     length, seed = row.length, row.params.seed or 0
     tokens = draft[:length, None]
     p = probabilities(logits[: length + 1], row.params)
@@ -129,10 +129,7 @@ def _reject(draft: mx.array, logits: mx.array, q: mx.array, row: RowSpec) -> Ver
     residual = mx.maximum(mx.take(p, accepted, axis=0) - mx.take(q, accepted, axis=0), 0.0)
     # One set of noise per position, so that the draw is named by where it lands.
     noise = mx.stack(
-        [
-            gumbel(p.shape[-1], seed, row.position + k, Purpose.RESIDUAL)
-            for k in range(length + 1)
-        ]
+        [gumbel(p.shape[-1], seed, row.position + k, Purpose.RESIDUAL) for k in range(length + 1)]
     )
     token = mx.argmax(mx.log(residual) + mx.take(noise, accepted, axis=0))
     return Verdict(accepted[None], token[None].astype(mx.int32), logits)

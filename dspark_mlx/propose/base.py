@@ -18,7 +18,7 @@ from ..request import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """One row to draft for: its last committed token, where the next will stand, and how to draw."""
+    """One row to draft for: its last token, where the next one will stand, how to draw it."""
 
     anchor: int
     position: int
@@ -41,6 +41,35 @@ class Draft:
     confidence: mx.array
     q: tuple[mx.array | None, ...]
 
+    def token_rows(self) -> list[list[int]]:
+        """The drafted ids of each row; waits for the device."""
+        rows: list[list[int]] = self.tokens.tolist()
+        return [row[:n] for row, n in zip(rows, self.counts, strict=True)]
+
+    def confidence_rows(self) -> list[list[float]]:
+        """The confidences of each row's drafted tokens; waits for the device."""
+        rows: list[list[float]] = self.confidence.tolist()
+        return [row[:n] for row, n in zip(rows, self.counts, strict=True)]
+
+    @staticmethod
+    def together(parts: Sequence[tuple[Sequence[int], Draft]], rows: int) -> Draft:
+        """Drafts of groups of rows as one of all ``rows``, padded; other rows have none."""
+        if len(parts) == 1 and len(parts[0][0]) == rows:
+            return parts[0][1]
+        width = max(draft.tokens.shape[1] for _, draft in parts)
+        tokens = [mx.zeros((width,), dtype=mx.int32)] * rows
+        confidence = [mx.zeros((width,), dtype=mx.float32)] * rows
+        counts = [0] * rows
+        q: list[mx.array | None] = [None] * rows
+        for members, draft in parts:
+            pad = [(0, width - draft.tokens.shape[1])]
+            for i, r in enumerate(members):
+                tokens[r] = mx.pad(draft.tokens[i], pad)
+                confidence[r] = mx.pad(draft.confidence[i], pad)
+                counts[r] = draft.counts[i]
+                q[r] = draft.q[i]
+        return Draft(mx.stack(tokens), tuple(counts), mx.stack(confidence), tuple(q))
+
 
 class Proposer(Protocol):
     """``taps``: the target layers it reads. ``block``: most tokens it can draft.
@@ -59,10 +88,8 @@ class Proposer(Protocol):
         """An empty row state."""
         ...
 
-    def prefill(
-        self, row: Any, tokens: Sequence[int], features: mx.array | None
-    ) -> list[mx.array]:
-        """Append context ``tokens`` with their features ``(1, L, T*H)``; returns what to evaluate."""
+    def prefill(self, row: Any, tokens: Sequence[int], features: mx.array | None) -> list[mx.array]:
+        """Append ``tokens`` with their features ``(1, L, T*H)``; returns what to evaluate."""
         ...
 
     def row_length(self, row: Any) -> int:

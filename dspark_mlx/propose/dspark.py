@@ -136,9 +136,7 @@ class _BlockSampler:
     differently; ids the target does not have are never drawn.
     """
 
-    def __init__(
-        self, rows: Sequence[DraftRow], vocab: int, to_target: mx.array | None
-    ) -> None:
+    def __init__(self, rows: Sequence[DraftRow], vocab: int, to_target: mx.array | None) -> None:
         self._rows = rows
         self._vocab = vocab
         self._map = to_target
