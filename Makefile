@@ -22,13 +22,15 @@ setup: $(STAMP)
 # Built again when pyproject.toml changes; a failed build leaves no stamp and is repeated.
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (found none); give one with: make PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@echo "setting up $(VENV) (about a minute, once)"
 	@if command -v uv >/dev/null 2>&1; then \
 		test -x $(PY) || uv venv --quiet --python $(PYTHON) $(VENV); \
 		uv pip install --quiet --python $(PY) -e '.[dev]'; \
 	else \
 		test -x $(PY) || $(PYTHON) -m venv $(VENV) \
-			|| { echo "python's venv module is missing: install python3-venv, or uv" >&2; exit 2; }; \
-		$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
+			|| { rm -rf $(VENV); echo "python cannot make a virtual environment:" \
+			     "install python3-venv, or uv" >&2; exit 2; }; \
+		$(PY) -m pip install -qq --disable-pip-version-check -e '.[dev]'; \
 	fi
 	@$(MAKE) --no-print-directory blas
 	@touch $@
