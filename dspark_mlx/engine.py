@@ -277,5 +277,5 @@ class Engine:
             q=q,
             processors=reply.processors,
             history=history,
-            sampler=request.sampler,
+            sampler=reply.sampler,
         )

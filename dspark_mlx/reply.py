@@ -55,7 +55,8 @@ class Reply:
         self.request = request
         self.tokens = list(prompt)
         self.prompt_tokens = len(self.tokens)
-        self.processors = tuple(self._guarded(p) for p in processors)
+        self.processors = tuple(self._guarded_processor(p) for p in processors)
+        self.sampler = self._guarded_sampler(request.sampler) if request.sampler else None
         self.status = Status.QUEUED
         self.method = "none"
         self.reused = 0
@@ -111,7 +112,7 @@ class Reply:
             or self.request.sampling.draft_sampling != "probabilistic"
         )
 
-    def _guarded(self, processor: Callable[..., Any]) -> Callable[..., Any]:
+    def _guarded_processor(self, processor: Callable[..., Any]) -> Callable[..., Any]:
         """A user's processor that, when it raises, fails this reply and no other."""
 
         def guarded(tokens: Any, logits: Any) -> Any:
@@ -120,6 +121,18 @@ class Reply:
             except Exception as error:
                 self.fail(f"a logits processor failed: {type(error).__name__}: {error}")
                 return logits
+
+        return guarded
+
+    def _guarded_sampler(self, sampler: Callable[..., Any]) -> Callable[..., Any]:
+        """The same for a user's sampler."""
+
+        def guarded(logprobs: Any) -> Any:
+            try:
+                return sampler(logprobs)
+            except Exception as error:
+                self.fail(f"the sampler failed: {type(error).__name__}: {error}")
+                return logprobs.argmax(axis=-1)
 
         return guarded
 

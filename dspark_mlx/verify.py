@@ -113,7 +113,7 @@ def _match(
 
 
 def _reject(draft: mx.array, logits: mx.array, q: mx.array, row: RowSpec) -> Verdict:
-    """Rejection sampling of one row: draft ``(l,)``, logits ``(l + 1, V)``, q ``(l, V)`` or more."""
+    """Rejection sampling of one row: draft ``(l,)``, logits ``(l + 1, V)``, q ``(l, V)``+."""
     length, seed = row.length, row.params.seed or 0
     tokens = draft[:length, None]
     p = probabilities(logits[: length + 1], row.params)

@@ -40,7 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", default=[], metavar="S", help="end before this text; repeatable"
     )
     thinking = parser.add_mutually_exclusive_group()
-    thinking.add_argument("--thinking", action="store_true", default=None, help="let it think first")
+    thinking.add_argument(
+        "--thinking", action="store_true", default=None, help="let it think first"
+    )
     thinking.add_argument("--no-thinking", dest="thinking", action="store_false")
     add_model_flags(parser)
     add_sampling_flags(parser)

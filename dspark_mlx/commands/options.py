@@ -23,7 +23,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="a name from `dspark models`, a folder or a Hub id (default: %(default)s)",
     )
     group.add_argument(
-        "--drafter", metavar="D", help="a drafter's folder or Hub id, or none (default: the model's)"
+        "--drafter",
+        metavar="D",
+        help="a drafter's folder or Hub id, or none (default: the model's)",
     )
     group.add_argument(
         "--method", default="auto", choices=METHODS, help="how to draft (default: %(default)s)"
@@ -41,7 +43,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="what to compute in (default: as the model is; float32 on the CPU)",
     )
     group.add_argument(
-        "--kv-bits", type=int, choices=(4, 8), metavar="N", help="quantise the KV cache to 4 or 8 bits"
+        "--kv-bits",
+        type=int,
+        choices=(4, 8),
+        metavar="N",
+        help="quantise the KV cache to 4 or 8 bits",
     )
     group.add_argument(
         "--drafter-bits", type=int, choices=(4, 8), metavar="N", help="quantise the drafter"
@@ -52,8 +58,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus (default: off)")
+    group.add_argument(
+        "--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)"
+    )
+    group.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="nucleus (default: off)"
+    )
     group.add_argument("--top-k", type=int, default=0, metavar="K", help="top k (default: off)")
     group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="min-p (default: off)")
     group.add_argument("--seed", type=int, metavar="N", help="makes a sampled reply repeatable")

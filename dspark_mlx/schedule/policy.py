@@ -94,9 +94,12 @@ class Policy(Protocol):
     def plan(self, rows: Sequence[RowView]) -> Plan: ...
 
     def schedule(
-        self, rows: Sequence[RowView], drafted: Sequence[int], confidence: Sequence[Sequence[float]] | None
+        self,
+        rows: Sequence[RowView],
+        drafted: Sequence[int],
+        confidence: Sequence[Sequence[float]] | None,
     ) -> Schedule:
-        """``confidence[r][k]`` is row r's c_k for its drafted tokens, or None when not looked at."""
+        """``confidence[r][k]`` is row r's c_k for its drafted tokens, None when not looked at."""
         ...
 
     def observe(self, outcome: Outcome) -> None: ...
