@@ -1,0 +1,1 @@
+"""The terminal chat: shows speculative decoding at work, and never imports mlx."""

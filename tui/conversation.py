@@ -1,0 +1,183 @@
+"""One conversation: its messages, and how engine events turn into text.
+
+Pure: no Textual, no database. The assistant's text is kept exactly as it was
+produced, thoughts and all, because the next turn's prompt must repeat it for
+the engine's cache to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dspark_mlx.events import Event, Finished, Prefill, Queued, StepDone
+from dspark_mlx.request import Request
+
+from .settings import Settings
+from .text import one_line
+
+Role = Literal["user", "assistant"]
+# streaming: being written; interrupted: was streaming when the program ended.
+State = Literal["done", "streaming", "stopped", "length", "error", "interrupted"]
+Span = tuple[str, str, float | None]  # text, origin ("draft", "target"), confidence
+
+
+@dataclass(slots=True)
+class Message:
+    """``text`` is raw; ``spans`` cut it by origin where that is known; ``note`` explains an error."""
+
+    role: Role
+    text: str = ""
+    state: State = "done"
+    note: str = ""
+    stats: dict[str, Any] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    expects_thinking: bool = False
+    row: int | None = None  # in the database
+
+    @property
+    def streaming(self) -> bool:
+        return self.state == "streaming"
+
+
+@dataclass(slots=True)
+class Conversation:
+    """``active`` is the id of the request that writes the last message, if any."""
+
+    session: int | None = None
+    title: str = ""
+    system: str = ""
+    draft: str = ""
+    messages: list[Message] = field(default_factory=list)
+    active: str | None = None
+    waiting: str = ""  # what the engine does before the first token
+
+    @property
+    def name(self) -> str:
+        return self.title or "New chat"
+
+    @property
+    def reply(self) -> Message | None:
+        """The assistant's last message."""
+        last = self.messages[-1] if self.messages else None
+        return last if last and last.role == "assistant" else None
+
+    def ask(self, text: str) -> Message:
+        message = Message("user", text)
+        self.messages.append(message)
+        if not self.title:
+            self.title = one_line(text, 48)
+        return message
+
+    def history(self) -> tuple[Mapping[str, str], ...]:
+        """The turns to send; replies that never began are left out with nothing in their place."""
+        turns: list[Mapping[str, str]] = []
+        if self.system.strip():
+            turns.append({"role": "system", "content": self.system})
+        for message in self.messages:
+            if message.role == "assistant" and not message.text:
+                continue
+            turns.append({"role": message.role, "content": message.text})
+        return tuple(turns)
+
+    def request(self, request_id: str, settings: Settings) -> Request:
+        """The request for a reply to the last turn; also opens the message it will fill."""
+        request = Request(
+            id=request_id,
+            messages=self.history(),
+            max_tokens=settings.max_tokens,
+            sampling=settings.sampling(),
+            cuts=settings.cuts(),
+            method=settings.method,  # type: ignore[arg-type]
+            thinking=settings.think,
+        )
+        self.open_reply(request_id, settings.think is True)
+        return request
+
+    def open_reply(self, request_id: str, expects_thinking: bool = False) -> Message:
+        message = Message("assistant", state="streaming", expects_thinking=expects_thinking)
+        self.messages.append(message)
+        self.active, self.waiting = request_id, "waiting for the engine"
+        return message
+
+    def truncate(self, position: int) -> list[Message]:
+        """Drop the messages from ``position`` on; returns them."""
+        dropped = self.messages[position:]
+        del self.messages[position:]
+        return dropped
+
+    def apply(self, event: Event) -> bool:
+        """Take in an event of this conversation's request; whether anything changed."""
+        message = self.reply
+        if self.active is None or message is None:
+            return False
+        match event:
+            case Queued(request_id, ahead) if request_id == self.active:
+                self.waiting = f"queued behind {ahead}" if ahead else "reading the prompt"
+            case Prefill(request_id, done, total, _) if request_id == self.active:
+                self.waiting = f"reading the prompt, {done:,} of {total:,} tokens"
+            case StepDone():
+                rows = [row for row in event.rows if row.request_id == self.active]
+                for row in rows:
+                    self.waiting = ""
+                    for token in row.tokens:
+                        message.text += token.text
+                        message.spans.append((token.text, token.origin, token.confidence))
+                return bool(rows)
+            case Finished() if event.request_id == self.active:
+                self._finish(message, event)
+            case _:
+                return False
+        return True
+
+    def fail(self, note: str) -> None:
+        """The engine is gone: what was written stays."""
+        if self.active and self.reply:
+            self.reply.state, self.reply.note = "error", note
+        self.active, self.waiting = None, ""
+
+    def _finish(self, message: Message, event: Finished) -> None:
+        if event.tail:
+            message.text += event.tail
+            message.spans.append((event.tail, "target", None))
+        states: dict[str, State] = {
+            "stop": "done",
+            "length": "length",
+            "cancelled": "stopped",
+            "error": "error",
+        }
+        message.state = states[event.reason]
+        if event.reason == "error":
+            message.note = f"{event.message} ({event.hint})" if event.hint else event.message
+        message.stats = {
+            "prompt_tokens": event.prompt_tokens,
+            "reused_tokens": event.reused_tokens,
+            "tokens": event.generation_tokens,
+            "first_token_seconds": event.first_token_seconds,
+            "seconds": event.generation_seconds,
+            "rounds": event.rounds,
+            "scheduled": event.scheduled,
+            "accepted": event.accepted,
+            "method": event.method,
+            "seed": event.seed,
+        }
+        self.active, self.waiting = None, ""
+
+
+def stats_line(stats: Mapping[str, Any]) -> str:
+    """One line of figures about a finished reply, as short as it can be."""
+    if not stats.get("tokens"):
+        return ""
+    parts = [f"{stats['tokens']} tokens"]
+    if stats.get("seconds"):
+        parts.append(f"{stats['tokens'] / stats['seconds']:.1f}/s")
+    if stats.get("first_token_seconds"):
+        parts.append(f"first after {stats['first_token_seconds']:.2f} s")
+    if stats.get("scheduled"):
+        parts.append(f"{100 * stats['accepted'] / stats['scheduled']:.0f}% accepted")
+    if stats.get("rounds"):
+        parts.append(f"{stats['tokens'] / stats['rounds']:.2f} a round")
+    if stats.get("method"):
+        parts.append(str(stats["method"]))
+    return " · ".join(parts)

@@ -1,0 +1,249 @@
+"""The conversations on disk: SQLite in WAL mode, one writer thread for what may wait.
+
+What the user typed is committed before anything is generated; a reply being
+written is committed by ``later`` about once a second. A database that cannot be
+opened is set aside, never deleted, and the chat goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .conversation import Conversation, Message
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    id INTEGER PRIMARY KEY,
+    title TEXT NOT NULL DEFAULT '',
+    system TEXT NOT NULL DEFAULT '',
+    model TEXT NOT NULL DEFAULT '',
+    draft TEXT NOT NULL DEFAULT '',
+    created REAL NOT NULL,
+    updated REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS messages (
+    id INTEGER PRIMARY KEY,
+    session INTEGER NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+    role TEXT NOT NULL,
+    text TEXT NOT NULL,
+    state TEXT NOT NULL,
+    note TEXT NOT NULL DEFAULT '',
+    stats TEXT NOT NULL DEFAULT '{}',
+    spans TEXT NOT NULL DEFAULT '[]',
+    thinking INTEGER NOT NULL DEFAULT 0,
+    created REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS messages_by_session ON messages(session, id);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the list of sessions; ``hit`` shows where a search matched."""
+
+    session: int
+    title: str
+    model: str
+    updated: float
+    messages: int
+    hit: str = ""
+
+
+class SessionStore:
+    """All conversations. ``path`` None keeps them in memory only."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.problem = ""
+        self._lock = threading.RLock()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="sessions")
+        self._db = self._open(path)
+
+    def _open(self, path: Path | None) -> sqlite3.Connection:
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return _connect(str(path))
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    self.problem = f"conversations are not saved: {path}: {error}"
+                else:
+                    aside = path.with_name(f"{path.name}.broken-{int(time.time())}")
+                    path.replace(aside)
+                    self.problem = f"the saved conversations are damaged; kept as {aside}"
+                    return _connect(str(path))
+            except OSError as error:
+                self.problem = f"conversations are not saved: {path}: {error.strerror}"
+        return _connect(":memory:")
+
+    # Writing
+
+    def save(self, conversation: Conversation, model: str = "") -> int:
+        """Write the session row and every message not yet written; returns the session's id."""
+        now = time.time()
+        with self._lock, self._db:
+            if conversation.session is None:
+                cursor = self._db.execute(
+                    "INSERT INTO sessions (title, system, model, draft, created, updated)"
+                    " VALUES (?, ?, ?, ?, ?, ?)",
+                    (conversation.title, conversation.system, model, conversation.draft, now, now),
+                )
+                conversation.session = cursor.lastrowid
+            else:
+                self._db.execute(
+                    "UPDATE sessions SET title=?, system=?, model=?, draft=?, updated=?"
+                    " WHERE id=?",
+                    (
+                        conversation.title,
+                        conversation.system,
+                        model,
+                        conversation.draft,
+                        now,
+                        conversation.session,
+                    ),
+                )
+            for message in conversation.messages:
+                if message.row is None:
+                    message.row = self._insert(conversation.session, message, now)
+        assert conversation.session is not None
+        return conversation.session
+
+    def _insert(self, session: int | None, message: Message, now: float) -> int | None:
+        return self._db.execute(
+            "INSERT INTO messages (session, role, text, state, note, stats, spans, thinking,"
+            " created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (session, message.role, *_columns(message), now),
+        ).lastrowid
+
+    def update(self, message: Message) -> None:
+        """Write a message's present text, state and figures."""
+        if message.row is None:
+            return
+        self._write(
+            "UPDATE messages SET text=?, state=?, note=?, stats=?, spans=?, thinking=? WHERE id=?",
+            (*_columns(message), message.row),
+        )
+
+    def update_text(self, row: int, text: str) -> None:
+        self._write("UPDATE messages SET text=? WHERE id=?", (text, row))
+
+    def save_draft(self, session: int, draft: str) -> None:
+        self._write("UPDATE sessions SET draft=? WHERE id=?", (draft, session))
+
+    def rename(self, session: int, title: str) -> None:
+        self._write("UPDATE sessions SET title=? WHERE id=?", (title, session))
+
+    def delete(self, session: int) -> None:
+        self._write("DELETE FROM sessions WHERE id=?", (session,))
+
+    def forget(self, messages: list[Message]) -> None:
+        """Remove messages that were replaced (regenerated, or after an edited turn)."""
+        with self._lock, self._db:
+            self._db.executemany(
+                "DELETE FROM messages WHERE id=?", [(m.row,) for m in messages if m.row is not None]
+            )
+
+    def _write(self, sql: str, values: tuple[object, ...]) -> None:
+        with self._lock, self._db:
+            self._db.execute(sql, values)
+
+    def later(self, work: Callable[..., None], *values: object) -> Future[None]:
+        """Run one of the methods above on the writer thread, in order."""
+        return self._writer.submit(work, *values)
+
+    # Reading
+
+    def list(self, search: str = "", limit: int = 500) -> list[Entry]:
+        """Newest first; with ``search``, those whose title or any message contains it."""
+        pattern = "%" + search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+        with self._lock:
+            rows = self._db.execute(
+                """
+                SELECT s.id, s.title, s.model, s.updated,
+                       (SELECT count(*) FROM messages m WHERE m.session = s.id),
+                       CASE WHEN :search = '' THEN '' ELSE coalesce((
+                           SELECT substr(m.text, max(1, instr(lower(m.text), lower(:search)) - 20),
+                                         80)
+                           FROM messages m WHERE m.session = s.id AND m.text LIKE :like ESCAPE '\\'
+                           ORDER BY m.id LIMIT 1), '') END AS hit
+                FROM sessions s
+                WHERE :search = '' OR s.title LIKE :like ESCAPE '\\' OR hit != ''
+                ORDER BY s.updated DESC, s.id DESC LIMIT :limit
+                """,
+                {"search": search, "like": pattern, "limit": limit},
+            ).fetchall()
+        return [Entry(*row) for row in rows]
+
+    def load(self, session: int) -> Conversation | None:
+        """The conversation, or None when it is gone. A reply cut off by a kill says so."""
+        with self._lock:
+            head = self._db.execute(
+                "SELECT title, system, draft FROM sessions WHERE id=?", (session,)
+            ).fetchone()
+            rows = self._db.execute(
+                "SELECT id, role, text, state, note, stats, spans, thinking FROM messages"
+                " WHERE session=? ORDER BY id",
+                (session,),
+            ).fetchall()
+        if head is None:
+            return None
+        messages = [
+            Message(
+                role=role,
+                text=text,
+                state="interrupted" if state == "streaming" else state,
+                note=note,
+                stats=json.loads(stats),
+                spans=[tuple(span) for span in json.loads(spans)],
+                expects_thinking=bool(thinking),
+                row=row,
+            )
+            for row, role, text, state, note, stats, spans, thinking in rows
+        ]
+        return Conversation(session, head[0], head[1], head[2], messages)
+
+    def unsent(self) -> int | None:
+        """The newest session, if it is nothing but a draft that was never sent."""
+        newest = next(iter(self.list(limit=1)), None)
+        if newest is None or newest.messages:
+            return None
+        with self._lock:
+            draft = self._db.execute(
+                "SELECT draft FROM sessions WHERE id=?", (newest.session,)
+            ).fetchone()
+        return newest.session if draft and draft[0].strip() else None
+
+    def close(self) -> None:
+        self._writer.shutdown(wait=True)
+        with self._lock:
+            self._db.close()
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("PRAGMA foreign_keys=ON")
+        db.executescript(_SCHEMA)
+    except sqlite3.DatabaseError:
+        db.close()
+        raise
+    return db
+
+
+def _columns(message: Message) -> tuple[object, ...]:
+    return (
+        message.text,
+        message.state,
+        message.note,
+        json.dumps(message.stats),
+        json.dumps(message.spans, ensure_ascii=False),
+        int(message.expects_thinking),
+    )

@@ -1,0 +1,363 @@
+"""What the events add up to: the numbers behind every gauge and chart.
+
+Pure: no Textual, no clock, no I/O. ``LiveState.apply`` takes one event at a
+time; widgets read. Everything kept is bounded, so a chat may run for days.
+Times are the engine's own, so a replayed trace shows the recorded speeds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+from dspark_mlx.events import (
+    CostTable,
+    Event,
+    Failed,
+    Finished,
+    Load,
+    Loaded,
+    Loading,
+    Memory,
+    Notice,
+    Prefill,
+    Queued,
+    RowStep,
+    StepDone,
+)
+from dspark_mlx.request import Status
+
+SAMPLES = 600  # rounds kept for the charts
+NOW_SECONDS = 2.0  # "now" is the mean over this long
+BINS = 10  # of the reliability diagram
+MIN_PLAIN_ROUNDS = 5  # before an own baseline is believed
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request as seen so far. Lengths count draft tokens; ``tokens`` counts committed ones."""
+
+    id: str
+    status: Status = Status.QUEUED
+    ahead: int = 0
+    prefill_done: int = 0
+    prefill_total: int = 0
+    reused: int = 0
+    method: str = ""
+    position: int = 0
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    scheduled: int = 0
+    accepted: int = 0
+    reached: list[int] = field(default_factory=list)
+    survived: list[int] = field(default_factory=list)
+    started: float | None = None
+    last_time: float = 0.0
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=256))
+    last: RowStep | None = None
+    finished: Finished | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.status is not Status.FINISHED
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the verified draft tokens that the target kept."""
+        return self.accepted / self.scheduled if self.scheduled else None
+
+    @property
+    def per_round(self) -> float | None:
+        """Tokens a round, the target's own included (the paper's accepted length)."""
+        return self.tokens / self.rounds if self.rounds else None
+
+    @property
+    def context(self) -> int:
+        return max(self.position, self.prefill_done)
+
+    @property
+    def tps_now(self) -> float | None:
+        return _rate(self.recent, NOW_SECONDS)
+
+    @property
+    def tps_mean(self) -> float | None:
+        if self.started is None or self.last_time <= self.started:
+            return None
+        return self.tokens / (self.last_time - self.started)
+
+    def step(self, row: RowStep, time: float, seconds: float) -> None:
+        self.status = Status.DECODING
+        self.method = row.method
+        if self.started is None:
+            self.started = time - seconds
+            self.recent.append((self.started, 0))
+        self.last_time = time
+        self.rounds += 1
+        self.tokens += len(row.tokens)
+        self.drafted += len(row.drafted)
+        self.scheduled += row.scheduled
+        self.accepted += row.accepted
+        self.position = row.position + len(row.tokens)
+        self.recent.append((time, len(row.tokens)))
+        _count_positions(self.reached, self.survived, row)
+        if row.drafted or self.last is None or not self.last.drafted:
+            self.last = row
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One round, reduced to what the charts plot; lengths are means over its rows."""
+
+    time: float
+    tokens: int
+    rows: int
+    drafted: float
+    scheduled: float
+    accepted: float
+    verified: int
+    kept: int
+    round_seconds: float
+    draft_seconds: float
+    verify_seconds: float
+    host_seconds: float
+    predicted_seconds: float | None
+    predicted_tps: float | None
+    tps: float
+    slowdown: float
+    queued: int
+    kv: int
+
+
+@dataclass(slots=True)
+class Bin:
+    """One bin of the reliability diagram: how sure the drafter was, and how often it was right."""
+
+    count: int = 0
+    confidence: float = 0.0
+    kept: int = 0
+
+
+@dataclass
+class LiveState:
+    """All that is known of the engine now. ``version`` grows with every event."""
+
+    version: int = 0
+    loaded: Loaded | None = None
+    loading: Loading | None = None
+    cost: CostTable | None = None
+    requests: dict[str, RequestState] = field(default_factory=dict)
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    load: Load = field(default_factory=Load)
+    memory: Memory = field(default_factory=Memory)
+    policy: str = ""
+    cuts: list[int] = field(default_factory=list)  # cuts[n]: rows that verified n tokens
+    reached: list[int] = field(default_factory=list)
+    survived: list[int] = field(default_factory=list)
+    reliability: list[Bin] = field(default_factory=lambda: [Bin() for _ in range(BINS)])
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    failure: Failed | None = None
+    last_row: RowStep | None = None
+    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=512))
+
+    def apply(self, event: Event) -> None:
+        self.version += 1
+        match event:
+            case StepDone():
+                self._step(event)
+            case Queued(request_id, ahead):
+                request = self.request(request_id)
+                request.ahead = ahead
+            case Prefill(request_id, done, total, reused):
+                request = self.request(request_id)
+                request.status = Status.PREFILL
+                request.prefill_done, request.prefill_total = done, total
+                request.reused = reused
+            case Finished():
+                request = self.request(event.request_id)
+                request.status, request.finished = Status.FINISHED, event
+                request.method = event.method or request.method
+                self._forget()
+            case Loading():
+                self.loading = event
+            case Loaded():
+                self._new_model(event)
+            case CostTable():
+                self.cost = event
+            case Failed():
+                self.failure, self.loading = event, None
+            case Notice(message):
+                self.notices.append(message)
+
+    def request(self, request_id: str) -> RequestState:
+        return self.requests.setdefault(request_id, RequestState(request_id))
+
+    @property
+    def active(self) -> list[RequestState]:
+        return [request for request in self.requests.values() if request.active]
+
+    @property
+    def tps_now(self) -> float | None:
+        """Tokens a second over all requests, lately."""
+        return _rate(self._recent, NOW_SECONDS)
+
+    @property
+    def tps_mean(self) -> float | None:
+        """Over all rounds kept; pauses between replies do not count."""
+        busy = sum(s.round_seconds for s in self.samples)
+        return sum(s.tokens for s in self.samples) / busy if busy else None
+
+    @property
+    def baseline(self) -> float | None:
+        """Plain decoding's tokens/s: seen in rounds without a draft, else as profiled at load."""
+        if len(self.plain) >= MIN_PLAIN_ROUNDS:
+            return statistics.median(self.plain)
+        return self.loaded.plain_tps if self.loaded else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Speed of the busiest single stream against plain decoding (None: not known)."""
+        baseline = self.baseline
+        rates = [r.tps_mean for r in (self.active or list(self.requests.values())[-1:])]
+        known = [rate for rate in rates if rate is not None]
+        return statistics.mean(known) / baseline if known and baseline else None
+
+    @property
+    def acceptance(self) -> float | None:
+        verified = sum(s.verified for s in self.samples)
+        return sum(s.kept for s in self.samples) / verified if verified else None
+
+    @property
+    def per_round(self) -> float | None:
+        rows = sum(s.rows for s in self.samples)
+        return sum(s.tokens for s in self.samples) / rows if rows else None
+
+    @property
+    def block(self) -> int:
+        """Most draft tokens a round can have, as far as is known."""
+        drafted = max((len(r.last.drafted) for r in self.requests.values() if r.last), default=0)
+        return max(self.loaded.block if self.loaded else 0, len(self.cuts) - 1, drafted, 1)
+
+    def shares(self, rounds: int = 60) -> tuple[float, float, float]:
+        """Draft, verify and host share of the last rounds' time, summing to 1 (or all 0)."""
+        last = list(self.samples)[-rounds:]
+        draft = sum(s.draft_seconds for s in last)
+        verify = sum(s.verify_seconds for s in last)
+        host = sum(s.host_seconds for s in last)
+        total = draft + verify + host
+        return (draft / total, verify / total, host / total) if total > 0 else (0.0, 0.0, 0.0)
+
+    def by_position(self) -> list[float | None]:
+        """How often draft position k survived when it was verified."""
+        return [
+            kept / tried if tried else None
+            for kept, tried in zip(self.survived, self.reached, strict=True)
+        ]
+
+    def calibration_error(self) -> float | None:
+        """Expected calibration error of the confidence, over the bins."""
+        total = sum(b.count for b in self.reliability)
+        if not total:
+            return None
+        return sum(abs(b.confidence - b.kept) for b in self.reliability) / total
+
+    def _new_model(self, event: Loaded) -> None:
+        changed = self.loaded is not None and (self.loaded.model, self.loaded.drafter) != (
+            event.model,
+            event.drafter,
+        )
+        self.loaded, self.loading, self.failure = event, None, None
+        if changed:  # another model's numbers would mislead
+            self.cost = None
+            self.samples.clear()
+            self.plain.clear()
+            self._recent.clear()
+            self.cuts, self.reached, self.survived = [], [], []
+            self.reliability = [Bin() for _ in range(BINS)]
+            self.last_row = None
+
+    def _step(self, event: StepDone) -> None:
+        rows = event.rows
+        tokens = sum(len(row.tokens) for row in rows)
+        self.load, self.memory, self.policy = event.load, event.memory, event.policy
+        if not self._recent or event.time - self._recent[-1][0] > event.round_seconds + NOW_SECONDS:
+            self._recent.clear()  # a pause is not slowness
+            self._recent.append((event.time - event.round_seconds, 0))
+        self._recent.append((event.time, tokens))
+        if len(rows) == 1 and not rows[0].drafted and tokens and event.round_seconds > 0:
+            self.plain.append(tokens / event.round_seconds)
+        count = max(1, len(rows))
+        self.samples.append(
+            Sample(
+                time=event.time,
+                tokens=tokens,
+                rows=len(rows),
+                drafted=sum(len(row.drafted) for row in rows) / count,
+                scheduled=sum(row.scheduled for row in rows) / count,
+                accepted=sum(row.accepted for row in rows) / count,
+                verified=sum(row.scheduled for row in rows),
+                kept=sum(row.accepted for row in rows),
+                round_seconds=event.round_seconds,
+                draft_seconds=event.draft_seconds,
+                verify_seconds=event.verify_seconds,
+                host_seconds=event.host_seconds,
+                predicted_seconds=event.predicted_seconds,
+                predicted_tps=event.predicted_tps,
+                tps=event.tps,
+                slowdown=event.load.slowdown_fast,
+                queued=event.load.queued,
+                kv=event.memory.kv,
+            )
+        )
+        for row in rows:
+            self.request(row.request_id).step(row, event.time, event.round_seconds)
+            _grow(self.cuts, row.scheduled + 1)
+            self.cuts[row.scheduled] += 1
+            _count_positions(self.reached, self.survived, row)
+            self._rely(row)
+            if row.drafted:
+                self.last_row = row
+
+    def _rely(self, row: RowStep) -> None:
+        # Position k was put to the test only if all before it were kept.
+        for k in range(min(row.scheduled, row.accepted + 1, len(row.confidence))):
+            sure = row.confidence[k]
+            if not 0.0 <= sure <= 1.0:
+                continue
+            slot = self.reliability[min(BINS - 1, int(sure * BINS))]
+            slot.count += 1
+            slot.confidence += sure
+            slot.kept += k < row.accepted
+
+    def _forget(self) -> None:
+        done = [r.id for r in self.requests.values() if not r.active]
+        for request_id in done[:-64]:
+            del self.requests[request_id]
+
+
+def _grow(counts: list[int], length: int) -> None:
+    counts.extend([0] * (length - len(counts)))
+
+
+def _count_positions(reached: list[int], survived: list[int], row: RowStep) -> None:
+    _grow(reached, row.scheduled)
+    _grow(survived, row.scheduled)
+    for k in range(row.scheduled):
+        reached[k] += 1
+        survived[k] += k < row.accepted
+
+
+def _rate(recent: deque[tuple[float, int]], span: float) -> float | None:
+    """Tokens a second over the last ``span`` seconds of ``(time, tokens)`` marks."""
+    if len(recent) < 2:
+        return None
+    end = recent[-1][0]
+    tokens, start = 0, end
+    for time, count in reversed(recent):
+        start = time
+        if end - time >= span:
+            break
+        tokens += count
+    return tokens / (end - start) if end > start else None

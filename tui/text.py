@@ -1,0 +1,127 @@
+"""Text as it may be shown: control codes out, thinking apart, code blocks found.
+
+Pure functions over strings. What the model produced is kept as it is by the
+conversation; everything here only makes the copy that reaches the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# CSI, OSC/DCS/SOS/PM/APC strings, and the two- and three-byte escapes.
+_ESCAPE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\)"
+    r"|\x1b[ -/]*[0-Z\\^-~]"
+    r"|\x9b[0-?]*[ -/]*[@-~]",
+    re.DOTALL,
+)
+_NEWLINES = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
+# C0 and C1 controls but tab and newline, bidirectional overrides, byte order mark.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ufeff]"
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_PENDING = re.compile(r"\x1b(?:[\]PX^_][^\x07]*|\[[0-?]*[ -/]*|[ -/]*)$|\r$", re.DOTALL)
+_LONGEST_PENDING = 256
+
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[^\n]*\n(.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)", re.M | re.S)
+_OPEN = re.compile(r"\s*<think(?:ing)?>\n?")
+_CLOSE = re.compile(r"</think(?:ing)?>[ \t]*\n{0,2}")
+_LINE_CLOSE = re.compile(r"(?:^|(?<=\n))</think(?:ing)?>[ \t]*\n{0,2}")
+
+
+def clean(text: str) -> str:
+    """``text`` without anything that could steer the terminal; tabs and newlines stay."""
+    text = _NEWLINES.sub("\n", _ESCAPE.sub("", text))
+    return _SURROGATE.sub("\ufffd", _CONTROL.sub("", text))
+
+
+def one_line(text: str, limit: int = 60) -> str:
+    """``text`` cleaned, white space folded, cut to ``limit`` characters with an ellipsis."""
+    line = " ".join(clean(text[: 8 * limit]).split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+class Cleaner:
+    """``clean`` for a stream: an escape sequence split over chunks is still caught."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, chunk: str) -> str:
+        text = self._held + chunk
+        self._held = ""
+        if "\x1b" in text or text.endswith("\r"):
+            match = _PENDING.search(text, max(0, len(text) - _LONGEST_PENDING))
+            if match:
+                self._held = text[match.start() :]
+                text = text[: match.start()]
+        return clean(text)
+
+    def end(self) -> str:
+        held, self._held = self._held, ""
+        return clean(held)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A reply split for display. ``thinking_open``: the thought has not ended yet."""
+
+    thinking: str
+    answer: str
+    thinking_open: bool = False
+
+
+def split_thinking(text: str, expected: bool = False) -> Parts:
+    """The thought and the answer of a reply.
+
+    A thought is only what stands at the very start, so that a ``<think>``
+    quoted in an answer stays in it. With ``expected`` (thinking was asked for,
+    and the chat template may have opened the thought itself) a closing tag on
+    a line of its own ends a thought that was never opened in the text.
+    """
+    opened = _OPEN.match(text)
+    if opened:
+        closed = _CLOSE.search(text, opened.end())
+        if closed is None:
+            return Parts(text[opened.end() :], "", True)
+        return Parts(text[opened.end() : closed.start()].rstrip(), text[closed.end() :])
+    if expected and (closed := _LINE_CLOSE.search(text)):
+        return Parts(text[: closed.start()].rstrip(), text[closed.end() :])
+    if "<thinking>".startswith(text.strip()) and text.strip():
+        return Parts("", "", True)  # the tag may still be arriving
+    return Parts("", text)
+
+
+def code_blocks(markdown: str) -> list[str]:
+    """The contents of the fenced code blocks, in order."""
+    return [match.group(2).rstrip("\n") for match in _FENCE.finditer(markdown)]
+
+
+def seconds(value: float) -> str:
+    """A duration as people write it: 840 µs, 9.1 ms, 3.2 s, 2 min 5 s."""
+    if value < 0.001:
+        return f"{value * 1e6:.0f} µs"
+    if value < 1:
+        return f"{value * 1e3:.1f} ms" if value < 0.1 else f"{value * 1e3:.0f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    return f"{int(value // 60)} min {int(value % 60)} s"
+
+
+def size(count: float) -> str:
+    """Bytes with a unit, decimal as disks and model cards count them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit in ("B", "kB") else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""
+
+
+def count(value: float) -> str:
+    """A count that stays short: 812, 1.2k, 128k."""
+    if value < 1000:
+        return f"{value:.0f}"
+    return f"{value / 1000:.1f}k" if value < 10_000 else f"{value / 1000:.0f}k"
