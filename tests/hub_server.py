@@ -30,6 +30,7 @@ class Hub:
     large_from: int = 1000  # files from this size on have a sha256, as Git LFS has it
     break_after: int | None = None  # bytes of a GET body after which the connection drops
     breaks_left: int = 0
+    stalled: threading.Event | None = None  # set once a large file stops half-way, for good
     damaged: bool = False  # sends zeros instead of the file
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range
     commit: str = COMMIT
@@ -139,6 +140,13 @@ class _Handler(BaseHTTPRequestHandler):
             hub.breaks_left -= 1
             self.wfile.write(body[: hub.break_after])
             self.wfile.flush()
+            self.close_connection = True
+            return
+        if large and hub.stalled is not None:
+            self.wfile.write(body[: hub.break_after])
+            self.wfile.flush()
+            hub.stalled.set()
+            self.rfile.read(1)  # until the client goes away
             self.close_connection = True
             return
         self.wfile.write(body)

