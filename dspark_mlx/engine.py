@@ -54,6 +54,7 @@ class Engine:
         reuse: bool = True,
     ) -> None:
         self.target = target
+        self.tokenizer = tokenizer
         self.policy = policy
         self.max_rows = 1 if target.factory.unsupported else max_rows
         self.batch = Batch(target, proposers)
