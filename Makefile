@@ -63,7 +63,7 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 test: lint model
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q -n 2 --dist loadfile
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

@@ -125,7 +125,7 @@ def _on_disk(row: dict[str, Any]) -> str:
     here = [part for part in ("target", "drafter") if row[f"{part}_path"]]
     if len(here) == 2 or (here == ["target"] and not row["drafter"]):
         return "yes"
-    return f"{here[0]} only" if here else "no"
+    return here[0] if here else "no"
 
 
 def _size(count: int) -> str:
