@@ -138,7 +138,7 @@ def _parse(cursor: _Cursor, path: Path) -> GGUF:
         key = cursor.string()
         metadata[key] = cursor.value(cursor.scalar("I"))
     rows = [_tensor_row(cursor, path) for _ in range(n_tensors)]
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = metadata.get("general.alignment") or DEFAULT_ALIGNMENT
     data_start = math.ceil(cursor.at / alignment) * alignment
     for tensor, offset in rows:
         if data_start + offset + tensor.bytes > len(cursor.data):
