@@ -101,16 +101,24 @@ class Batch:
 
     def forward(self, draft: Draft | None, width: int) -> tuple[mx.array, mx.array | None]:
         """The target on ``[anchor, x_1..x_width]`` of every row: logits and features, lazy."""
-        assert self.rows is not None
         tokens = mx.array([[reply.anchor] for reply in self.replies], dtype=mx.int32)
         if width and draft is not None:
             tokens = mx.concatenate([tokens, draft.tokens[:, :width]], axis=1)
+        return self.forward_tokens(tokens)
+
+    def forward_tokens(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
+        """The target on ``tokens (B, W)``, behind what the rows hold."""
+        assert self.rows is not None
         return self._target.forward(tokens, self.rows, self.taps)
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The target's caches, for evaluation."""
+        return self.rows.arrays if self.rows is not None else []
+
     def absorb(self, features: mx.array | None) -> list[mx.array]:
-        """Give the proposers what the target saw; returns what must be evaluated with it."""
-        assert self.rows is not None
-        waiting = list(self.rows.arrays)
+        """Give the proposers what the target saw; returns what must be evaluated for them."""
+        waiting = []
         for proposer in self.proposers.values():
             mine = self.members(proposer)
             if mine:
@@ -122,10 +130,13 @@ class Batch:
         context: Sequence[Sequence[int]],
         verified: Sequence[int],
         accepted: Sequence[int],
+        ahead: int = 0,
     ) -> None:
-        """Roll every cache back to what was committed (see ``Proposer.settle``)."""
-        assert self.rows is not None
-        self.rows.roll_back([reply.context for reply in self.replies])
+        """Roll every cache back to what was committed (see ``Proposer.settle``).
+
+        ``ahead`` positions behind it belong to a round already begun and stay.
+        """
+        self.roll_back(ahead)
         for proposer in self.proposers.values():
             mine = self.members(proposer)
             if mine:
@@ -134,6 +145,11 @@ class Batch:
                     [verified[r] for r in mine],
                     [accepted[r] for r in mine],
                 )
+
+    def roll_back(self, ahead: int = 0) -> None:
+        """Have the target's rows hold their replies' contexts, and ``ahead`` positions more."""
+        if self.rows is not None:
+            self.rows.roll_back([reply.context + ahead for reply in self.replies])
 
     def _share(
         self, proposer: Proposer, mine: Sequence[int], features: mx.array | None

@@ -8,7 +8,9 @@ provides for those who are on another. Requests wait and are prefilled in
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +29,25 @@ from .target import Target
 from .verify import RowSpec, Verdict, verify
 
 CLEAR_EVERY = 256  # rounds between returns of unused buffers to the system
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round on its way through the device: all it was asked, nothing of it read yet."""
+
+    views: tuple[RowView, ...]
+    draft: Draft | None
+    schedule: Schedule
+    verdict: Verdict
+    features: mx.array | None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What the host or the proposers will want of it."""
+        wanted = [self.verdict.accepted, self.verdict.token]
+        if self.draft is not None:
+            wanted += [self.draft.tokens, self.draft.confidence]
+        return wanted if self.features is None else [*wanted, self.features]
 
 
 class Engine:
@@ -72,6 +93,7 @@ class Engine:
         self._reporter = Reporter(tokenizer, target.weight_bytes)
         self._events: list[Event] = []
         self._logits: dict[str, mx.array] = {}
+        self._ahead: Flight | None = None  # a plain round begun before the last was read
 
     # -- requests come and go ---------------------------------------------------------
 
@@ -124,22 +146,71 @@ class Engine:
         event, ready = done
         self._events.append(event)
         if ready is not None:
+            self._call_back()
             self.batch.join(*ready)
 
     def _round(self) -> None:
-        """Draft, schedule, verify, commit: one round of every row."""
+        """One round of every row: launch it, land it."""
         clock = RoundClock()
-        views = [self._view(reply) for reply in self.batch.replies]
+        flight = self._ahead or self._launch(clock)
+        self._ahead = self._launch_ahead(flight, clock)
+        outcome = self._land(flight, clock)
+        self.policy.observe(outcome)
+        if self._reporter.steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+
+    def _launch(self, clock: RoundClock) -> Flight:
+        """Draft, schedule, verify: built as one graph unless the policy looks in between."""
+        views = tuple(self._view(reply) for reply in self.batch.replies)
         plan = self.policy.plan(views)
         draft = self.batch.draft(plan.widths)
         confidence = self._look(draft, clock) if plan.look and draft else None
         counts = draft.counts if draft else (0,) * len(views)
         schedule = self.policy.schedule(views, counts, confidence)
-        verdict = self._verify(draft, schedule.lengths, clock)
-        outcome = self._commit(draft, schedule, verdict, views, clock)
-        self.policy.observe(outcome)
-        if self._reporter.steps % CLEAR_EVERY == 0:
-            mx.clear_cache()
+        with clock.model():
+            logits, features = self.batch.forward(draft, max(schedule.lengths))
+        specs = [
+            self._spec(reply, draft.q[r] if draft else None, schedule.lengths[r])
+            for r, reply in enumerate(self.batch.replies)
+        ]
+        verdict = verify(draft.tokens if draft else None, logits, specs)
+        return Flight(views, draft, schedule, verdict, features)
+
+    def _launch_ahead(self, flight: Flight, clock: RoundClock) -> Flight | None:
+        """Begin the round after a plain one before the host has read it.
+
+        The device then never waits for the host, as in plain generation. Only
+        when the next round is plain too and no row can end before it.
+        """
+        replies = self.batch.replies
+        if flight.draft is not None or any(
+            reply.remaining < 2 or reply.processors or reply.sampler for reply in replies
+        ):
+            return None
+        views = tuple(
+            dataclasses.replace(view, context=view.context + 1, remaining=view.remaining - 1)
+            for view in flight.views
+        )
+        plan = self.policy.plan(views)
+        if any(plan.widths):
+            return None
+        schedule = self.policy.schedule(views, (0,) * len(views), None)
+        mx.async_eval(flight.arrays)
+        with clock.model():
+            logits, features = self.batch.forward_tokens(flight.verdict.token[:, None])
+        verdict = verify(None, logits, [self._spec(reply, None, 0, 1) for reply in replies])
+        ahead = Flight(views, None, schedule, verdict, features)
+        mx.async_eval(ahead.arrays)
+        return ahead
+
+    def _call_back(self) -> None:
+        """Undo a round that was begun ahead for rows that have changed since."""
+        if self._ahead is None:
+            return
+        self._ahead = None
+        # A cache that only moves forward serves one reply, which ends with its row.
+        if not self.target.factory.unsupported:
+            self.batch.roll_back()
 
     def _look(self, draft: Draft, clock: RoundClock) -> list[list[float]]:
         """Read the confidences before verification: costs a device sync of its own."""
@@ -147,38 +218,21 @@ class Engine:
             mx.eval(draft.tokens, draft.confidence)
         return draft.confidence_rows()
 
-    def _verify(self, draft: Draft | None, lengths: Sequence[int], clock: RoundClock) -> Verdict:
-        """One target forward over every row's anchor and scheduled tokens, and its verdict."""
-        with clock.model():
-            logits, features = self.batch.forward(draft, max(lengths))
-        specs = [
-            self._spec(reply, draft.q[r] if draft else None, lengths[r])
-            for r, reply in enumerate(self.batch.replies)
-        ]
-        verdict = verify(draft.tokens if draft else None, logits, specs)
-        waiting = [verdict.accepted, verdict.token, *self.batch.absorb(features)]
-        if draft is not None:
-            waiting += [draft.tokens, draft.confidence]
+    def _land(self, flight: Flight, clock: RoundClock) -> Outcome:
+        """Wait for a round, add what stands to the replies, roll every cache back to it."""
+        draft, schedule, views = flight.draft, flight.schedule, flight.views
+        waiting = [*flight.arrays, *self.batch.absorb(flight.features)]
+        if self._ahead is None:
+            waiting += self.batch.arrays
         with clock.sync("verify"):
             mx.eval(waiting)
-        return verdict
-
-    def _commit(
-        self,
-        draft: Draft | None,
-        schedule: Schedule,
-        verdict: Verdict,
-        views: Sequence[RowView],
-        clock: RoundClock,
-    ) -> Outcome:
-        """Add what stands to the replies, roll every cache back to it, and report."""
         drafted = draft.token_rows() if draft else [[] for _ in views]
         confidence = draft.confidence_rows() if draft else [[] for _ in views]
-        accepted: list[int] = verdict.accepted.tolist()
-        own: list[int] = verdict.token.tolist()
+        accepted: list[int] = flight.verdict.accepted.tolist()
+        own: list[int] = flight.verdict.token.tolist()
         steps, context = [], []
         for r, reply in enumerate(self.batch.replies):
-            self._logits[reply.id] = verdict.logits[r]
+            self._logits[reply.id] = flight.verdict.logits[r]
             anchor, position = reply.anchor, len(reply.tokens)
             tokens, stood = reply.commit(
                 drafted[r], accepted[r], own[r], confidence[r], schedule.lengths[r]
@@ -197,14 +251,18 @@ class Engine:
                     views[r],
                 )
             )
-        self.batch.settle(context, schedule.lengths, accepted)
+        if any(reply.ended for reply in self.batch.replies):
+            self._ahead = None
+        self.batch.settle(
+            context, schedule.lengths, accepted, ahead=0 if self._ahead is None else 1
+        )
         clock.stop()
         load = Load(active=len(self.batch), queued=len(self.intake.waiting()))
         self._events.append(
             self._reporter.step(steps, self.policy.name, schedule, clock, load, self.kv_bytes)
         )
         return Outcome(
-            rows=tuple(views),
+            rows=views,
             drafted=tuple(map(len, drafted)),
             scheduled=schedule.lengths,
             accepted=tuple(accepted),
@@ -225,6 +283,7 @@ class Engine:
         gone = [r for r, reply in enumerate(self.batch.replies) if reply.ended or reply.cancelled]
         if not gone:
             return
+        self._call_back()
         for r in gone:
             self.intake.keep(self.batch.state_of(r))
             self._events.append(self.batch.replies[r].finished())
@@ -238,6 +297,7 @@ class Engine:
         ended = self._everyone()
         for reply in ended:
             reply.fail(message, hint)
+        self._ahead = None
         self.batch.clear()
         self.intake.queue.clear()
         self.intake.joining.clear()
@@ -264,7 +324,7 @@ class Engine:
             cuts=reply.request.cuts,
         )
 
-    def _spec(self, reply: Reply, q: mx.array | None, length: int) -> RowSpec:
+    def _spec(self, reply: Reply, q: mx.array | None, length: int, ahead: int = 0) -> RowSpec:
         request = reply.request
         history: Sequence[int] = ()
         if request.logits_processors:
@@ -273,7 +333,7 @@ class Engine:
             history = reply.tokens[-request.sampling.penalty_context :]
         return RowSpec(
             params=request.sampling,
-            position=len(reply.tokens),
+            position=len(reply.tokens) + ahead,
             length=length,
             q=q,
             processors=reply.processors,
