@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from dspark_mlx.errors import DsparkError, UsageError
 from dspark_mlx.events import (
@@ -27,10 +27,9 @@ from dspark_mlx.events import (
     Prefill,
     Queued,
     StepDone,
-    from_json,
-    to_json,
 )
 from dspark_mlx.request import Request
+from dspark_mlx.trace import TraceWriter, read_trace
 
 LOAD = "load"  # ``cancel(LOAD)`` ends a download or load under way
 _ADOPTED = "recorded-"
@@ -49,6 +48,10 @@ class Backend(Protocol):
 
     def cancel(self, request_id: str) -> None: ...
 
+    def set_schedule(self, schedule: str) -> None:
+        """Use another schedule from the next round on, without loading again."""
+        ...
+
     def close(self) -> None:
         """End for good: nothing keeps running."""
         ...
@@ -62,9 +65,9 @@ class EngineBackend:
     ``make`` builds the engine thread; tests pass one with toy models.
     """
 
-    def __init__(self, make: Callable[[], Backend] | None = None) -> None:
+    def __init__(self, make: Callable[[], Any] | None = None) -> None:
         self._make = make or _engine_thread
-        self._engine: Backend | None = None
+        self._engine: Any = None
         self._own: deque[Event] = deque()
 
     def load(self, model: str, *, method: str, schedule: str, options: Mapping[str, Any]) -> None:
@@ -86,8 +89,16 @@ class EngineBackend:
             self._own.append(ended(request.id, failure.message, failure.hint))
 
     def cancel(self, request_id: str) -> None:
-        if self._engine is not None:
+        if self._engine is None:
+            return
+        if request_id == LOAD:
+            self._engine.cancel_load()
+        else:
             self._engine.cancel(request_id)
+
+    def set_schedule(self, schedule: str) -> None:
+        if self._engine is not None:
+            self._engine.set_policy(schedule)
 
     def close(self) -> None:
         if self._engine is not None:
@@ -102,12 +113,11 @@ class EngineBackend:
         return events
 
 
-def _engine_thread() -> Backend:
+def _engine_thread() -> Any:
     # Deferred on purpose: the screen is painted before anything heavy is imported.
     from dspark_mlx.worker import EngineThread
 
-    engine: Backend = EngineThread()
-    return engine
+    return EngineThread()
 
 
 def _failed(error: Exception) -> Failed:
@@ -142,17 +152,11 @@ def ended(request_id: str, message: str, hint: str = "") -> Finished:
 
 
 class TracingBackend:
-    """Any backend, with every event also written to a file, one line of JSON each."""
+    """Any backend, with every event also written to a trace file."""
 
     def __init__(self, inner: Backend, path: Path) -> None:
         self._inner = inner
-        try:
-            self._file: IO[str] | None = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(
-                f"cannot write the trace {path}: {error.strerror}", "choose another file"
-            ) from error
-        self._flushed = 0.0
+        self._trace: TraceWriter | None = TraceWriter(path)
 
     def load(self, model: str, *, method: str, schedule: str, options: Mapping[str, Any]) -> None:
         self._inner.load(model, method=method, schedule=schedule, options=options)
@@ -163,53 +167,35 @@ class TracingBackend:
     def cancel(self, request_id: str) -> None:
         self._inner.cancel(request_id)
 
+    def set_schedule(self, schedule: str) -> None:
+        self._inner.set_schedule(schedule)
+
     def drain(self) -> list[Event]:
         events = self._inner.drain()
-        if self._file is not None and events:
+        if self._trace is not None and events:
             try:
-                self._file.writelines(to_json(event) + "\n" for event in events)
-                if time.monotonic() - self._flushed > 1.0:
-                    self._file.flush()
-                    self._flushed = time.monotonic()
-            except OSError as error:
-                self._end()
+                self._trace.write(events)
+            except OSError as error:  # a full disk ends the trace, not the chat
+                self._trace = None
                 events.append(Notice(f"the trace ends here: {error.strerror}"))
         return events
 
     def close(self) -> None:
         self._inner.close()
         self.drain()
-        self._end()
-
-    def _end(self) -> None:
-        if self._file is not None:
+        if self._trace is not None:
             with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
+                self._trace.close()
+            self._trace = None
 
 
-def read_trace(path: Path) -> list[Event]:
+def recording(path: Path) -> list[Event]:
     """The events of a recorded trace; raises UsageError for a file that is not one."""
-    events: list[Event] = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    events.append(from_json(line))
-                except ValueError:
-                    if events and not line.endswith("\n"):
-                        break  # the recorder was killed in the middle of its last line
-                    raise UsageError(
-                        f"{path}, line {number}: not a recorded event",
-                        "record a trace with: dspark-chat --trace FILE",
-                    ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise UsageError(f"cannot read the trace {path}: {reason}") from error
+    events = list(read_trace(path))
     if not any(isinstance(event, StepDone) for event in events):
-        raise UsageError(f"the trace {path} has no rounds in it", "record a longer one")
+        raise UsageError(
+            f"the trace {path} has no rounds in it", "record one: dspark-chat --trace FILE"
+        )
     return events
 
 
@@ -266,12 +252,13 @@ class ReplayBackend:
             if track.name == request_id:
                 track.events.clear()
             elif request_id.startswith(track.name.removesuffix("*")):
-                track.events = deque(
-                    (t, e) for t, e in track.events if request_id not in _ids(e)
-                )
+                track.events = deque((t, e) for t, e in track.events if request_id not in _ids(e))
             else:
                 continue
             self._ready.append(dataclasses.replace(ended(request_id, ""), reason="cancelled"))
+
+    def set_schedule(self, schedule: str) -> None:
+        self._ready.append(Notice("a recording keeps the schedule it was made with"))
 
     def close(self) -> None:
         self._tracks.clear()

@@ -25,7 +25,7 @@ Span = tuple[str, str, float | None]  # text, origin ("draft", "target"), confid
 
 @dataclass(slots=True)
 class Message:
-    """``text`` is raw; ``spans`` cut it by origin where that is known; ``note`` explains an error."""
+    """``text`` is raw; ``spans`` cut it by origin, where known; ``note`` explains an error."""
 
     role: Role
     text: str = ""

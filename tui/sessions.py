@@ -97,8 +97,7 @@ class SessionStore:
                 conversation.session = cursor.lastrowid
             else:
                 self._db.execute(
-                    "UPDATE sessions SET title=?, system=?, model=?, draft=?, updated=?"
-                    " WHERE id=?",
+                    "UPDATE sessions SET title=?, system=?, model=?, draft=?, updated=? WHERE id=?",
                     (
                         conversation.title,
                         conversation.system,
@@ -218,6 +217,15 @@ class SessionStore:
                 "SELECT draft FROM sessions WHERE id=?", (newest.session,)
             ).fetchone()
         return newest.session if draft and draft[0].strip() else None
+
+    def inputs(self, limit: int = 200) -> list[str]:
+        """What was typed lately in any session, oldest first, without repetitions in a row."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT text FROM messages WHERE role='user' ORDER BY id DESC LIMIT ?", (limit,)
+            ).fetchall()
+        texts = [text for (text,) in reversed(rows)]
+        return [text for i, text in enumerate(texts) if i == 0 or texts[i - 1] != text]
 
     def close(self) -> None:
         self._writer.shutdown(wait=True)

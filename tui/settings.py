@@ -7,13 +7,12 @@ defaults, and writing is atomic: a bad file never stops the chat.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import tomli_w
 
 from dspark_mlx.errors import UsageError
 from dspark_mlx.request import DRAFT_SAMPLINGS, METHODS, Cuts, SamplingParams
@@ -46,7 +45,7 @@ class Settings:
     p_survival_min: float = 0.0
     thinking: str = "auto"
     kv_bits: int = 0
-    theme: str = "dspark-dark"
+    theme: str = ""
     live_panel: bool = True
     token_colours: bool = False
     keys: dict[str, str] = field(default_factory=dict)
@@ -195,5 +194,35 @@ class SettingsFile:
             value = getattr(settings, name)
             if value != getattr(defaults, name) and value is not None:
                 data[name] = value
-        write_atomic(self.path, tomli_w.dumps(data))
+        write_atomic(self.path, _toml(data))
         self._raw = data
+
+
+def _toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """``table`` as TOML. JSON's strings, numbers and flat lists are TOML's as well."""
+    tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    lines = [
+        f"{_key(key)} = {_value(value)}\n" for key, value in table.items() if key not in tables
+    ]
+    for key, value in tables.items():
+        name = f"{prefix}{_key(key)}"
+        lines.append(f"\n[{name}]\n{_toml(value, name + '.')}")
+    return "".join(lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        # DEL is legal in JSON but not in TOML.
+        return json.dumps(value).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    return str(value)  # dates and times, as tomllib read them
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if bare else json.dumps(key)

@@ -19,9 +19,7 @@ _ESCAPE = re.compile(
 )
 _NEWLINES = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 # C0 and C1 controls but tab and newline, bidirectional overrides, byte order mark.
-_CONTROL = re.compile(
-    "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ufeff]"
-)
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ufeff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PENDING = re.compile(r"\x1b(?:[\]PX^_][^\x07]*|\[[0-?]*[ -/]*|[ -/]*)$|\r$", re.DOTALL)
 _LONGEST_PENDING = 256

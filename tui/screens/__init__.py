@@ -1,0 +1,1 @@
+"""The screens of the chat, imported when they are first opened."""

@@ -1,0 +1,59 @@
+"""What the keys do and how to read the live view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Footer
+
+from ..widgets.markdown import Block
+
+_READ = """
+## How to read the live view
+
+A small **drafter** guesses a block of tokens; the **target** checks as many of them as pay in one
+step and keeps the prefix it agrees with, plus one token of its own. The text is exactly the
+target's.
+
+- **In the text** (`Ctrl+T`): a coloured ground marks accepted draft tokens, the stronger the surer
+  the drafter was; underlined tokens are the target's own.
+- **Draft strip**: the last round. `✓ kept`, `✗ wrong` (where the target disagreed), `- after`
+  (verified, but after the wrong one), `· cut` (never verified). The bar `┃` is the cut, and the
+  last line says why it fell there. *conf* is the chance of each token given all before it were
+  kept, *surv* that it and all before it are kept.
+- **tokens/s**: the dashed line is plain decoding on this machine, so `×1.7` is the gain.
+- **cuts**: how often each length was verified. **kept at position**: how often the k-th token
+  survived. **round**: measured against predicted time. **slowdown**: above 1 the device is
+  busier than when it was measured.
+- Time lines all show the same rounds, two for each character cell, the newest at the right.
+
+## Messages
+
+`Tab` and `Shift+Tab` move between the input box and the messages. On a message: `C` copy, `Y` copy
+the next code block, `E` edit and send again, `R` write again, `T` open or close a thought.
+
+`Ctrl+C` stops the reply; again asks; again quits. Ctrl+J makes a new line everywhere; Shift+Enter
+and Alt+Enter do where the terminal sends them. To select text hold Option (iTerm2), Fn
+(Terminal.app) or Shift (others) while dragging.
+"""
+
+
+class HelpScreen(ModalScreen[None]):
+    BINDINGS: ClassVar = [Binding("escape,q,f1", "dismiss", "Close")]
+
+    def __init__(self, keys: Sequence[tuple[str, str, str]]) -> None:
+        super().__init__(classes="list")
+        self._keys = keys
+
+    def compose(self) -> ComposeResult:
+        rows = "\n".join(f"| {key} | {what} | {action} |" for key, what, action in self._keys)
+        table = f"## Keys\n\n| Key | What it does | Name in settings |\n|---|---|---|\n{rows}\n"
+        with Vertical(classes="box"):
+            with VerticalScroll(can_focus=True):
+                yield Block(table + _READ)
+            yield Footer(compact=True)

@@ -1,0 +1,62 @@
+"""Everything the engine tells, on one screen: requests, time lines, cost, confidence, decision."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Grid, VerticalScroll
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from .. import charts
+from ..state import LiveState
+from ..widgets.chart import Chart
+
+_GRID = (
+    charts.speed,
+    charts.decision,
+    charts.cost_curve,
+    charts.reliability,
+    charts.cuts_over_time,
+    charts.cut_histogram,
+    charts.by_position,
+    charts.acceptance,
+    charts.accepted_length,
+    charts.step_time,
+    charts.slowdown,
+    charts.shares,
+    charts.memory,
+    charts.context,
+)
+_LOW = {charts.shares, charts.memory, charts.context}
+
+
+class MonitorScreen(Screen[None]):
+    BINDINGS: ClassVar = [
+        Binding("escape,q,ctrl+g", "app.pop_screen", "Back to the chat", id="monitor.back"),
+        Binding("f1", "app.help", "Help"),
+    ]
+    HORIZONTAL_BREAKPOINTS: ClassVar = [(0, "-two"), (110, "-three"), (170, "-four")]
+    VERTICAL_BREAKPOINTS: ClassVar = [(0, "-low"), (36, "-middle"), (52, "-high")]
+
+    def __init__(self, live: LiveState) -> None:
+        super().__init__()
+        self._live = live
+
+    def _chart(self, draw: charts.Draw, classes: str) -> Chart:
+        return Chart(lambda w, h: draw(self._live, w, h), classes=classes)
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(can_focus=True):
+            yield self._chart(charts.requests_table, "requests")
+            with Grid():
+                for draw in _GRID:
+                    yield self._chart(draw, "low" if draw in _LOW else "high")
+        yield self._chart(charts.status_line, "status")
+        yield Footer(compact=True)
+
+    def redraw(self) -> None:
+        for chart in self.query(Chart):
+            chart.redraw()

@@ -1,0 +1,140 @@
+"""The list of conversations: search, resume, rename, delete, export."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from .. import export
+from ..paths import export_dir
+from ..sessions import Entry, SessionStore
+from ..text import one_line
+from .dialogs import AskLine, Confirm
+
+
+class SessionsScreen(ModalScreen[int | None]):
+    """Ends with the session to open. ``gone`` is told of every session deleted here."""
+
+    BINDINGS: ClassVar = [
+        Binding("escape", "close", "Close"),
+        Binding("slash,ctrl+f", "search", "Search"),
+        Binding("r,f2", "rename", "Rename"),
+        Binding("d,delete", "delete", "Delete"),
+        Binding("m", "export('md')", "Markdown"),
+        Binding("j", "export('json')", "JSON"),
+    ]
+
+    def __init__(
+        self, store: SessionStore, gone: Callable[[int], None], renamed: Callable[[int, str], None]
+    ) -> None:
+        super().__init__(classes="list")
+        self._store, self._gone, self._renamed = store, gone, renamed
+        self._entries: list[Entry] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="box"):
+            yield Static("Conversations", classes="title", markup=False)
+            yield Input(placeholder="Search titles and messages")
+            yield OptionList(markup=False)
+            yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        self._fill()
+        self.query_one(OptionList).focus()
+
+    @on(Input.Changed)
+    def _fill(self) -> None:
+        search = self.query_one(Input).value.strip()
+        self._entries = self._store.list(search)
+        options = self.query_one(OptionList)
+        at = options.highlighted
+        options.clear_options()
+        options.add_options([Option(_line(entry)) for entry in self._entries])
+        if not self._entries:
+            text = "Nothing found." if search else "No conversations yet."
+            options.add_option(Option(Content(text), disabled=True))
+        else:
+            options.highlighted = min(at or 0, len(self._entries) - 1)
+
+    @property
+    def chosen(self) -> Entry | None:
+        at = self.query_one(OptionList).highlighted
+        return self._entries[at] if at is not None and at < len(self._entries) else None
+
+    @on(OptionList.OptionSelected)
+    def open(self) -> None:
+        if self.chosen:
+            self.dismiss(self.chosen.session)
+
+    @on(Input.Submitted)
+    def to_list(self) -> None:
+        self.query_one(OptionList).focus()
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_search(self) -> None:
+        self.query_one(Input).focus()
+
+    def action_rename(self) -> None:
+        entry = self.chosen
+        if entry is None:
+            return
+
+        def done(title: str | None) -> None:
+            if title and title.strip():
+                self._store.rename(entry.session, title.strip())
+                self._renamed(entry.session, title.strip())
+                self._fill()
+
+        self.app.push_screen(AskLine("New title", entry.title), done)
+
+    def action_delete(self) -> None:
+        entry = self.chosen
+        if entry is None:
+            return
+
+        def done(yes: bool | None) -> None:
+            if yes:
+                self._gone(entry.session)
+                self._store.delete(entry.session)
+                self._fill()
+
+        title = one_line(entry.title or "untitled", 40)
+        self.app.push_screen(Confirm(f"Delete “{title}” for good?", "Delete", "Keep"), done)
+
+    def action_export(self, kind: str) -> None:
+        entry = self.chosen
+        conversation = self._store.load(entry.session) if entry else None
+        if conversation is None:
+            return
+        try:
+            path = export.save(conversation, export_dir(), kind)
+        except OSError as error:
+            self.notify(f"Not exported: {error}", severity="error", markup=False)
+        else:
+            self.notify(f"Exported to {path}", markup=False)
+
+
+def _line(entry: Entry) -> Content:
+    age = time.time() - entry.updated
+    if age < 86_400:
+        when = time.strftime("%H:%M", time.localtime(entry.updated))
+    else:
+        when = time.strftime("%Y-%m-%d", time.localtime(entry.updated))
+    hit = f"\n    … {one_line(entry.hit, 70)}" if entry.hit else ""
+    figures = f"   {when} · {entry.messages} messages" + (
+        f" · {entry.model}" if entry.model else ""
+    )
+    title = one_line(entry.title or "(draft, not sent)", 48)
+    return Content.assemble(title, (figures, "dim"), (hit, "dim"))

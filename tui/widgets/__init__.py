@@ -1,0 +1,1 @@
+"""The widgets of the chat; each shows one thing and asks the app for nothing but colours."""

@@ -1,0 +1,40 @@
+"""The live panel beside the chat: the charts that matter most, for one look."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, VerticalScroll
+
+from .. import charts
+from ..state import LiveState
+from .chart import Chart
+
+
+class LivePanel(VerticalScroll, can_focus=False):
+    """Charts of ``live``; ``redraw`` after new events."""
+
+    def __init__(self, live: LiveState) -> None:
+        super().__init__()
+        self._live = live
+
+    def _chart(self, draw: charts.Draw, height: int) -> Chart:
+        chart = Chart(lambda w, h: draw(self._live, w, h))
+        chart.styles.height = height
+        return chart
+
+    def compose(self) -> ComposeResult:
+        yield self._chart(charts.speed, 7)
+        yield self._chart(charts.cuts_over_time, 6)
+        with Horizontal(classes="pair"):
+            yield self._chart(charts.cut_histogram, 6)
+            yield self._chart(charts.by_position, 6)
+        yield self._chart(charts.step_time, 6)
+        yield self._chart(charts.acceptance, 5)
+        yield self._chart(charts.shares, 2)
+        yield self._chart(charts.slowdown, 5)
+        yield self._chart(charts.memory, 2)
+        yield self._chart(charts.context, 2)
+
+    def redraw(self) -> None:
+        for chart in self.query(Chart):
+            chart.redraw()

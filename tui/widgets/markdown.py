@@ -1,0 +1,101 @@
+"""Markdown that grows: written in joined pieces, paced so that it never takes the machine.
+
+``feed`` may be called for every token. Pieces are joined and written when the
+last write is over and has been paid off: rendering gets at most a quarter of
+one core, so a long reply slows its own display rather than the generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import lru_cache
+
+from markdown_it import MarkdownIt
+from textual.containers import Vertical
+from textual.widgets import Markdown
+
+_SHARE = 0.25  # of one core that rendering may take
+_BEAT = 0.08  # seconds between two writes at least
+_LONG = 4000  # characters without a line end that make a paragraph of their own
+
+
+@lru_cache(maxsize=1)
+def _parser() -> MarkdownIt:
+    # html=False: what looks like a tag is text, not something to be dropped.
+    return MarkdownIt("gfm-like", {"html": False})
+
+
+class Block(Markdown):
+    """One piece of Markdown; opens only the links that a browser can take."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text, parser_factory=_parser, open_links=False)
+
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        event.stop()
+        if event.href.startswith(("http://", "https://", "mailto:")):
+            self.app.open_url(event.href)
+        else:
+            self.app.notify(f"Not a web address: {event.href}", markup=False)
+
+
+class GrowingMarkdown(Vertical):
+    """Shows ``feed``'s text as Markdown. ``settle`` waits until all of it is on the screen."""
+
+    DEFAULT_CSS = "GrowingMarkdown { height: auto; }"
+
+    def __init__(self, text: str = "") -> None:
+        first, rest = _split_long(text)
+        super().__init__(Block(first))
+        self._pending = rest
+        self._line = len(first) - first.rfind("\n") - 1
+        self._fenced = False
+        self._task: asyncio.Task[None] | None = None
+
+    def on_mount(self) -> None:
+        if self._pending:
+            self._wake()
+
+    def feed(self, text: str) -> None:
+        self._pending += text
+        if self.is_mounted:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write())
+
+    async def settle(self) -> None:
+        while self._task is not None and not self._task.done():
+            await asyncio.shield(self._task)
+
+    async def _write(self) -> None:
+        while self._pending and self.is_attached:
+            piece, self._pending = _split_long(self._pending, self._line)
+            fresh = self._line + len(piece) > _LONG and "\n" not in piece and not self._fenced
+            started = time.perf_counter()
+            if fresh:
+                await self.mount(Block(piece))
+                self._line = len(piece)
+            else:
+                # Private to Markdown is how it lays out; append() is its public way to grow.
+                await self.query(Block).last().append(piece)
+                end = piece.rfind("\n")
+                self._line = len(piece) - end - 1 if end >= 0 else self._line + len(piece)
+            if piece.count("```") % 2:
+                self._fenced = not self._fenced
+            cost = time.perf_counter() - started
+            await asyncio.sleep(max(_BEAT, cost * (1 / _SHARE - 1)))
+
+
+def _split_long(text: str, before: int = 0) -> tuple[str, str]:
+    """The part of ``text`` that may be written at once: up to where a line gets too long."""
+    line = before
+    for at in range(0, len(text), _LONG):
+        end = text.rfind("\n", at, at + _LONG)
+        line = (at + _LONG - end - 1) if end >= 0 else line + _LONG
+        if line > 2 * _LONG:
+            cut = at + _LONG
+            return text[:cut], text[cut:]
+    return text, ""

@@ -1,0 +1,217 @@
+"""One message on the screen: who said it, the thought apart, the text, the figures."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.events import Click
+from textual.message import Message as Posted
+from textual.widgets import Static
+
+from ..conversation import Message, stats_line
+from ..text import Cleaner, Parts, clean, code_blocks, split_thinking
+from .markdown import GrowingMarkdown
+from .tokens import TokenText
+
+Action = Literal["copy", "code", "edit", "regenerate"]
+_LINES, _CHARS = 14, 1600  # of a user's message shown before it is folded
+
+
+class Fold(Static, can_focus=False):
+    """A line that opens and closes what is below it, by click."""
+
+    class Toggled(Posted):
+        pass
+
+    def on_click(self, event: Click) -> None:
+        event.stop()
+        self.post_message(self.Toggled())
+
+
+class MessageView(Vertical, can_focus=True):
+    """Shows a ``Message`` and follows it: ``refresh_message`` after every change."""
+
+    BINDINGS: ClassVar = [
+        Binding("c", "do('copy')", "Copy", id="message.copy"),
+        Binding("y", "do('code')", "Copy code", id="message.code"),
+        Binding("e", "do('edit')", "Edit", id="message.edit"),
+        Binding("r", "do('regenerate')", "Regenerate", id="message.regenerate"),
+        Binding("t,enter", "unfold", "Open/close", id="message.unfold"),
+        Binding("up,k", "app.focus_previous", "Previous", show=False),
+        Binding("down,j", "app.focus_next", "Next", show=False),
+    ]
+
+    class Asked(Posted):
+        """The reader wants something done with this message."""
+
+        def __init__(self, view: MessageView, action: Action) -> None:
+            super().__init__()
+            self.view, self.action = view, action
+
+    def __init__(self, message: Message, show_origin: bool = False) -> None:
+        super().__init__(classes=f"message {message.role}")
+        self.message = message
+        self._origin = show_origin
+        self._cleaner = Cleaner()
+        self._clean = ""
+        self._taken = 0  # characters of message.text already cleaned
+        self._fed = 0  # characters of the answer already in the Markdown
+        self._open = False
+        self._code = 0
+        self._parts = Parts("", "")
+
+    def compose(self) -> ComposeResult:
+        yield Static("", classes="head", markup=False)
+        if self.message.role == "user":
+            yield Static("", classes="body", markup=False)
+            yield Fold("", classes="fold", markup=False)
+            return
+        yield Fold("", classes="fold", markup=False)
+        yield Static("", classes="thought", markup=False)
+        yield Static("", classes="note", markup=False)
+
+    def on_mount(self) -> None:
+        if self.message.role == "user":
+            self._show_user()
+        else:
+            self.refresh_message()
+
+    # What is shown
+
+    def _show_user(self) -> None:
+        text = clean(self.message.text)
+        lines = text.split("\n")
+        shown = "\n".join(lines[:_LINES])[:_CHARS]
+        hidden = len(text) > len(shown)
+        self.query_one(".head", Static).update("You")
+        self.query_one(".body", Static).update(text if self._open else shown)
+        fold = self.query_one(Fold)
+        fold.display = hidden
+        if hidden:
+            more = (
+                f"{len(lines) - _LINES:,} more lines"
+                if len(lines) > _LINES
+                else (f"{len(text) - len(shown):,} more characters")
+            )
+            fold.update("▾ Show less" if self._open else f"▸ {more}")
+
+    def refresh_message(self, waiting: str = "") -> None:
+        """Bring the screen up to the message's present text and state."""
+        if self.message.role == "user" or not self.is_mounted:
+            return
+        message = self.message
+        if len(message.text) > self._taken:
+            self._clean += self._cleaner.feed(message.text[self._taken :])
+            self._taken = len(message.text)
+        if not message.streaming:
+            self._clean += self._cleaner.end()
+        self._parts = split_thinking(self._clean, message.expects_thinking)
+        if not message.streaming and self._parts.thinking_open and not self._parts.thinking:
+            self._parts = Parts("", self._clean)
+        self._show_head(waiting)
+        self._show_thought()
+        if self._origin and message.spans:
+            self._show_tokens()
+        else:
+            self._show_answer()
+
+    def _show_head(self, waiting: str) -> None:
+        message = self.message
+        head = "Assistant"
+        if message.streaming:
+            head += f"  {waiting}" if waiting else "  writing…"
+        elif line := stats_line(message.stats):
+            head += f"  {line}"
+        self.query_one(".head", Static).update(head)
+        notes = {
+            "stopped": "■ Stopped.",
+            "length": "■ Cut at the token limit (max tokens or context).",
+            "interrupted": "■ The program ended while this was written. R writes it again.",
+            "error": f"✗ {clean(message.note)}",
+        }
+        note = self.query_one(".note", Static)
+        text = notes.get(message.state, "")
+        note.update(text)
+        note.display = bool(text)
+        note.set_class(message.state == "error", "error")
+
+    def _show_thought(self) -> None:
+        thought, parts = self.query_one(".thought", Static), self._parts
+        fold = self.query_one(Fold)
+        fold.display = bool(parts.thinking) and not self._origin
+        thought.display = fold.display and self._open
+        if not fold.display:
+            return
+        words = len(parts.thinking.split())
+        state = "Thinking…" if parts.thinking_open and self.message.streaming else "Thought"
+        fold.update(f"{'▾' if self._open else '▸'} {state} ({words:,} words)")
+        if thought.display:
+            thought.update(parts.thinking)
+
+    def _show_answer(self) -> None:
+        answer = self._parts.answer
+        for view in self.query(TokenText):
+            view.remove()
+        body = next(iter(self.query(GrowingMarkdown)), None)
+        if body is not None and self._fed > len(answer):  # what was shown became a thought
+            body.remove()
+            body = None
+        if body is None:
+            if not answer:
+                return
+            body = GrowingMarkdown(answer)
+            self.mount(body, before=self.query_one(".note"))
+        elif len(answer) > self._fed:
+            body.feed(answer[self._fed :])
+        self._fed = len(answer)
+
+    def _show_tokens(self) -> None:
+        for body in self.query(GrowingMarkdown):
+            body.remove()
+        self._fed = 0
+        view = next(iter(self.query(TokenText)), None)
+        if view is None:
+            self.mount(TokenText(self.message.spans), before=self.query_one(".note"))
+        else:
+            view.extend(self.message.spans)
+
+    def show_origin(self, on: bool) -> None:
+        """Colour tokens by origin, or show Markdown."""
+        self._origin = on
+        self.refresh_message()
+
+    # What can be done with it
+
+    def action_do(self, action: Action) -> None:
+        self.post_message(self.Asked(self, action))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "do":
+            if parameters == ("edit",):
+                return self.message.role == "user"
+            if parameters == ("code",):
+                return bool(code_blocks(self.message.text))
+            if parameters == ("regenerate",):
+                return self.message.role == "assistant"
+        return True
+
+    @on(Fold.Toggled)
+    def action_unfold(self) -> None:
+        self._open = not self._open
+        if self.message.role == "user":
+            self._show_user()
+        else:
+            self._show_thought()
+
+    def next_code(self) -> tuple[str, int, int] | None:
+        """The next code block to copy, in turn: its text, its number, how many there are."""
+        blocks = code_blocks(self.message.text)
+        if not blocks:
+            return None
+        index = self._code % len(blocks)
+        self._code += 1
+        return blocks[index], index + 1, len(blocks)

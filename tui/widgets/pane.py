@@ -1,0 +1,193 @@
+"""One open conversation: its messages, the draft strip, the input box."""
+
+from __future__ import annotations
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.events import Click
+from textual.message import Message as Posted
+from textual.widgets import Static, TextArea
+
+from .. import strip
+from ..canvas import Canvas
+from ..conversation import Conversation
+from ..state import LiveState
+from .chart import Chart
+from .message import MessageView
+from .prompt import Prompt
+
+SHOWN = 40  # messages put on the screen at once; older ones on demand
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    """Stays at the end while text arrives, until the reader scrolls away."""
+
+
+class Earlier(Static):
+    """Stands for the messages not on the screen yet."""
+
+    class Wanted(Posted):
+        pass
+
+    def on_click(self, event: Click) -> None:
+        event.stop()
+        self.post_message(self.Wanted())
+
+
+class Pane(Vertical):
+    """Shows ``conversation``. ``inputs`` gives what was typed before, for the history."""
+
+    class Edited(Posted):
+        """The draft in the input box changed."""
+
+        def __init__(self, pane: Pane) -> None:
+            super().__init__()
+            self.pane = pane
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        live: LiveState,
+        origin: bool,
+        welcome: str,
+        inputs: list[str],
+    ) -> None:
+        super().__init__()
+        self.conversation = conversation
+        self.live = live
+        self.editing: int | None = None  # position of the message being edited
+        self._before_edit = ""
+        self._origin = origin
+        self._welcome = welcome
+        self._inputs = inputs
+        self._from = max(0, len(conversation.messages) - SHOWN)
+        self._last_request: str | None = None
+
+    def compose(self) -> ComposeResult:
+        with Transcript():
+            yield Earlier("", markup=False)
+            yield Static(self._welcome, classes="welcome", markup=False)
+        yield Chart(self._draw_strip, classes="strip")
+        yield Static("", classes="editing", markup=False)
+        yield Prompt(self.inputs)
+
+    async def on_mount(self) -> None:
+        transcript = self.query_one(Transcript)
+        transcript.anchor()
+        self._tell()
+        await transcript.mount_all(
+            MessageView(m, self._origin) for m in self.conversation.messages[self._from :]
+        )
+        prompt = self.query_one(Prompt)
+        prompt.put(self.conversation.draft)
+
+    def _tell(self) -> None:
+        earlier = self.query_one(Earlier)
+        earlier.display = self._from > 0
+        earlier.update(f"▴ {self._from} earlier messages")
+        self.query_one(".welcome").display = not self.conversation.messages
+        editing = self.query_one(".editing", Static)
+        editing.display = self.editing is not None
+        editing.update("Editing: Enter sends and drops what came after, Esc leaves it as it was")
+
+    def inputs(self) -> list[str]:
+        return self._inputs
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.query_one(Prompt)
+
+    @property
+    def views(self) -> list[MessageView]:
+        return list(self.query(MessageView))
+
+    def view_of_reply(self) -> MessageView | None:
+        views = self.views
+        return views[-1] if views and views[-1].message.role == "assistant" else None
+
+    # Following the conversation
+
+    async def sync(self) -> None:
+        """Mount and remove so that the views are those of the conversation's messages."""
+        messages = self.conversation.messages
+        self._from = min(self._from, len(messages))
+        wanted = messages[self._from :]
+        views = self.views
+        same = 0
+        while same < min(len(views), len(wanted)) and views[same].message is wanted[same]:
+            same += 1
+        for view in views[same:]:
+            await view.remove()
+        if wanted[same:]:
+            await self.query_one(Transcript).mount_all(
+                MessageView(message, self._origin) for message in wanted[same:]
+            )
+        self._tell()
+
+    def follow(self) -> None:
+        """The reply changed: show what is new of it."""
+        view = self.view_of_reply()
+        if view is not None:
+            view.refresh_message(self.conversation.waiting)
+
+    def to_end(self) -> None:
+        transcript = self.query_one(Transcript)
+        transcript.anchor()
+
+    def show_origin(self, on: bool) -> None:
+        self._origin = on
+        for view in self.views:
+            view.show_origin(on)
+
+    @on(Earlier.Wanted)
+    async def show_earlier(self) -> None:
+        start = max(0, self._from - SHOWN)
+        views = self.views
+        fresh = [
+            MessageView(message, self._origin)
+            for message in self.conversation.messages[start : self._from]
+        ]
+        transcript = self.query_one(Transcript)
+        await transcript.mount_all(fresh, before=views[0] if views else None)
+        self._from = start
+        self._tell()
+        if views:
+            views[0].scroll_visible(animate=False, top=True)
+
+    # The draft strip
+
+    def _draw_strip(self, width: int, height: int) -> Canvas:
+        if self.conversation.active:
+            self._last_request = self.conversation.active
+        request = self.live.requests.get(self._last_request or "")
+        return strip.draw(request, width, height)
+
+    def redraw(self) -> None:
+        for chart in self.query(Chart):
+            if chart.display:
+                chart.redraw()
+
+    # Editing an earlier message
+
+    def begin_edit(self, position: int) -> None:
+        if self.editing is None:
+            self._before_edit = self.prompt.text
+        self.editing = position
+        self.prompt.put(self.conversation.messages[position].text)
+        self.prompt.focus()
+        self._tell()
+
+    def end_edit(self) -> None:
+        """Leave editing; what stood in the box before comes back."""
+        if self.editing is not None:
+            self.editing = None
+            self.prompt.put(self._before_edit)
+            self._tell()
+
+    @on(TextArea.Changed)
+    def keep_draft(self, event: TextArea.Changed) -> None:
+        event.stop()
+        if self.editing is None and self.conversation.draft != self.prompt.text:
+            self.conversation.draft = self.prompt.text
+            self.post_message(self.Edited(self))

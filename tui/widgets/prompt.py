@@ -1,0 +1,102 @@
+"""The input box: several lines, history, Enter sends, a paste stays one message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding
+from textual.message import Message
+from textual.widgets import TextArea
+
+from ..text import clean
+
+
+class Prompt(TextArea):
+    """``history()`` gives earlier inputs, oldest first; asked only when they are wanted."""
+
+    BINDINGS: ClassVar = [
+        Binding("enter", "send", "Send", id="prompt.send", priority=True),
+        # Terminal.app sends the same code for Enter and Shift+Enter, hence Ctrl+J first.
+        Binding(
+            "ctrl+j,shift+enter,alt+enter",
+            "newline",
+            "New line",
+            id="prompt.newline",
+            key_display="^j",
+            priority=True,
+        ),
+        Binding("up", "up", show=False),
+        Binding("down", "down", show=False),
+    ]
+
+    class Sent(Message):
+        def __init__(self, prompt: Prompt, text: str) -> None:
+            super().__init__()
+            self.prompt, self.text = prompt, text
+
+        @property
+        def control(self) -> Prompt:
+            return self.prompt
+
+    def __init__(self, history: Callable[[], list[str]], *, id: str | None = None) -> None:
+        super().__init__(
+            id=id,
+            soft_wrap=True,
+            tab_behavior="focus",
+            show_line_numbers=False,
+            compact=True,
+            placeholder="Ask anything. Enter sends, Ctrl+J starts a new line.",
+            highlight_cursor_line=False,
+        )
+        self._history = history
+        self._back = 0  # 0: the draft itself, n: the n-th newest input
+        self._draft = ""
+
+    def action_send(self) -> None:
+        if self.text.strip():
+            self._back = 0
+            self.post_message(self.Sent(self, self.text))
+
+    def action_newline(self) -> None:
+        self._replace_via_keyboard("\n", *self.selection)
+
+    def action_up(self) -> None:
+        if self.cursor_location[0] == 0 and not self.wrapped_document_above():
+            self._recall(+1)
+        else:
+            self.action_cursor_up()
+
+    def action_down(self) -> None:
+        if self._back and self.cursor_location[0] == self.document.line_count - 1:
+            self._recall(-1)
+        else:
+            self.action_cursor_down()
+
+    def wrapped_document_above(self) -> bool:
+        """Whether a wrapped part of the first line lies above the cursor."""
+        return self.wrapped_document.location_to_offset(self.cursor_location).y > 0
+
+    def _recall(self, step: int) -> None:
+        inputs = self._history()
+        back = self._back + step
+        if not 0 <= back <= len(inputs):
+            return
+        if self._back == 0:
+            self._draft = self.text
+        self._back = back
+        self.put(self._draft if back == 0 else inputs[-back])
+
+    def put(self, text: str) -> None:
+        """Replace all of the text; the cursor goes to its end."""
+        self.load_text(text)
+        self.move_cursor(self.document.end)
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        # Control codes in a paste would be sent to the model and shown as garbage.
+        event.prevent_default()
+        event.stop()
+        if result := self._replace_via_keyboard(clean(event.text), *self.selection):
+            self.move_cursor(result.end_location)
+            self.focus()
