@@ -15,7 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model
 
 from .errors import ModelError
 from .rows import Rows, RowsFactory
@@ -200,19 +201,14 @@ def _recording(original: type) -> type:
 
 
 def to_float(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
-    """Dequantise ``model`` and cast its floating parameters to ``dtype``, in place.
+    """Dequantise ``model`` and compute in ``dtype``, in place.
 
     On the CPU backend float32 is several times faster than quantised or 16-bit
     arithmetic; on Metal models are left as they are.
     """
-    from mlx_lm.utils import dequantize_model
-
+    # Scales first, so that the weights are dequantised in the type they will have.
+    model.set_dtype(dtype)
     dequantize_model(model)
-
-    def cast(value: mx.array) -> mx.array:
-        return value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value
-
-    model.update(tree_map(cast, model.parameters()))
     return model
 
 

@@ -180,13 +180,13 @@ def _request(args: argparse.Namespace) -> Request:
 
 def _load(args: argparse.Namespace) -> tuple[Engine, Loaded]:
     options = load_options(args, max_rows=1)
-    with ProgressLine(quiet=args.json) as line:
+    from ..loading import load_engine
+
+    with ProgressLine() as line:
 
         def report(event: Loading | Notice) -> None:
             if isinstance(event, Loading):
                 line(event)
-
-        from ..loading import load_engine
 
         return load_engine(options, report)
 
