@@ -24,6 +24,8 @@ from .errors import CacheError
 GROWTH = 256
 # A window layer keeps this many positions more than its window, for rollback.
 SLACK = 256
+# Groups that mx.quantize knows, the one mlx-lm prefers first.
+GROUP_SIZES = (64, 32)
 
 
 class RowsKV:
@@ -228,17 +230,25 @@ class RowsKV:
 class QuantizedRowsKV(RowsKV):
     """The same rows with keys and values in ``bits`` bits, in groups of ``group_size``.
 
-    mlx-lm's attention takes the quantised path for a cache that has ``bits``.
+    Without a ``group_size`` the largest that divides both head dimensions is
+    taken. mlx-lm's attention takes the quantised path for a cache with ``bits``.
     """
 
     def __init__(
-        self, rows: int = 1, window: int | None = None, *, bits: int = 8, group_size: int = 64
+        self,
+        rows: int = 1,
+        window: int | None = None,
+        *,
+        bits: int = 8,
+        group_size: int | None = None,
     ) -> None:
         super().__init__(rows, window)
         self.bits = bits
         self.group_size = group_size
 
     def _encode(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        if self.group_size is None:
+            self.group_size = _group_size(keys.shape[-1], values.shape[-1])
         return [
             *mx.quantize(keys, group_size=self.group_size, bits=self.bits),
             *mx.quantize(values, group_size=self.group_size, bits=self.bits),
@@ -249,6 +259,16 @@ class QuantizedRowsKV(RowsKV):
 
     def _like(self, rows: int) -> RowsKV:
         return QuantizedRowsKV(rows, self.window, bits=self.bits, group_size=self.group_size)
+
+
+def _group_size(*dims: int) -> int:
+    for size in GROUP_SIZES:
+        if all(dim % size == 0 for dim in dims):
+            return size
+    raise CacheError(
+        f"a KV cache with head dimensions {sorted(set(dims))} cannot be quantised",
+        "leave --kv-bits out",
+    )
 
 
 def _rounded(positions: int) -> int:

@@ -124,7 +124,7 @@ def stream_generate(
     num_draft_tokens: int | None = None,
     max_kv_size: int | None = None,
     kv_bits: int | None = None,
-    kv_group_size: int = 64,
+    kv_group_size: int | None = None,
     quantized_kv_start: int = 0,
     input_embeddings: mx.array | None = None,
     sampling: SamplingParams | None = None,
@@ -234,7 +234,7 @@ def batch_generate(
 
     if prompt_caches is not None:
         raise UsageError("prompt_caches are not supported here", "use stream_generate for chats")
-    pair = _pair(model, tokenizer, draft_model, method, kv_bits, 64)
+    pair = _pair(model, tokenizer, draft_model, method, kv_bits, None)
     engine = _engine(pair, schedule, method, 512, None, max_rows=max_rows)
     n = len(prompts)
     limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
@@ -390,7 +390,7 @@ def _pair(
     draft_model: Drafter | str | None,
     method: Method,
     kv_bits: int | None,
-    kv_group_size: int,
+    kv_group_size: int | None,
 ) -> Pair:
     """What ``load`` attached to ``model``, or the same made for a model loaded elsewhere."""
     attached: Pair | None = getattr(model, "_dspark", None)

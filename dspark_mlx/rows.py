@@ -109,7 +109,9 @@ class RowsFactory:
     keys and values (None: as computed).
     """
 
-    def __init__(self, model: nn.Module, kv_bits: int | None = None, group_size: int = 64) -> None:
+    def __init__(
+        self, model: nn.Module, kv_bits: int | None = None, group_size: int | None = None
+    ) -> None:
         self._model = model
         self._bits = kv_bits
         self._group = group_size

@@ -37,7 +37,7 @@ class Target:
         config: dict[str, Any] | None = None,
         *,
         kv_bits: int | None = None,
-        kv_group_size: int = 64,
+        kv_group_size: int | None = None,
     ) -> None:
         self.model = model
         self.config = config or {}
