@@ -56,7 +56,8 @@ class Engine:
     ``default_method`` answers requests for ``auto``; ``reason`` says why it was
     chosen. At most ``max_rows`` requests are decoded at a time; ``kv_limit``
     bounds the bytes of KV they may reserve together. With ``reuse`` the caches
-    of finished replies serve later prompts that begin alike.
+    of finished replies serve later prompts that begin alike. ``thinking`` is the
+    mode the drafter was trained in, the default for chats.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Engine:
         context_limit: int = 0,
         kv_limit: int = 4 << 30,
         reuse: bool = True,
+        thinking: bool | None = None,
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
@@ -89,6 +91,7 @@ class Engine:
             kv_limit=kv_limit,
             prefill_chunk=prefill_chunk,
             reuse=reuse,
+            thinking=thinking,
         )
         self._reporter = Reporter(tokenizer, target.weight_bytes)
         self._events: list[Event] = []
@@ -101,7 +104,7 @@ class Engine:
         """Queue a request. Raises DsparkError when it can never be served."""
         if any(reply.id == request.id for reply in self._everyone()):
             raise UsageError(f"a request with the id {request.id!r} is already active")
-        self._events.append(self.intake.submit(request))
+        self._events += self.intake.submit(request)
 
     def cancel(self, request_id: str) -> bool:
         """Have a request leave at the next step; False when it is not active."""

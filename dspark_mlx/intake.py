@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
 from .errors import CacheError, UsageError
-from .events import Event, Prefill, Queued
+from .events import Event, Notice, Prefill, Queued
 from .prefix import Prefix, PrefixStore
 from .propose import Proposer
 from .reply import Reply
@@ -29,7 +29,8 @@ class Intake:
     """Queue and prefill. ``kv_limit``: bytes of KV that active requests may reserve.
 
     ``default_method`` answers requests for ``auto``; ``reason`` says why it was
-    chosen.
+    chosen. ``thinking`` is the mode the drafter was trained in, taken for chats
+    that do not ask for one.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Intake:
         kv_limit: int,
         prefill_chunk: int,
         reuse: bool,
+        thinking: bool | None,
     ) -> None:
         self.queue: list[Reply] = []
         self.joining: list[tuple[Reply, Prefix]] = []
@@ -56,6 +58,7 @@ class Intake:
         self._tokenizer = tokenizer
         self._proposers = proposers
         self._chunk = prefill_chunk
+        self._thinking = thinking
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +68,7 @@ class Intake:
         """Queued and prefilling replies, oldest first."""
         return [*(reply for reply, _ in self.joining), *self.queue]
 
-    def submit(self, request: Request) -> Queued:
+    def submit(self, request: Request) -> list[Event]:
         """Check and queue a request. Raises DsparkError when it can never be served."""
         method = self._method(request)
         prompt = self._encode(request)
@@ -91,7 +94,14 @@ class Intake:
                 "shorten the prompt, lower max tokens, or quantise the cache (--kv-bits 8)",
             )
         self.queue.append(reply)
-        return Queued(request.id, len(self.waiting()) - 1)
+        events: list[Event] = [Queued(request.id, len(self.waiting()) - 1)]
+        trained, asked = self._thinking, request.thinking
+        if method == "dspark" and trained is not None and asked not in (None, trained):
+            mode = "on" if trained else "off"
+            events.append(
+                Notice(f"this drafter was trained with thinking {mode}: expect fewer hits")
+            )
+        return events
 
     def admit(self, decoding: Sequence[Reply], max_rows: int) -> None:
         """Move waiting replies to prefill while there is a row and KV room for them."""
@@ -178,7 +188,8 @@ class Intake:
             return list(request.tokens)
         if request.prompt is not None:
             return encode_text(self._tokenizer, request.prompt)
-        return encode_chat(self._tokenizer, request.messages, request.thinking)
+        thinking = self._thinking if request.thinking is None else request.thinking
+        return encode_chat(self._tokenizer, request.messages, thinking)
 
 
 def _processors(request: Request) -> tuple[Callable[..., Any], ...]:

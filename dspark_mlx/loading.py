@@ -108,6 +108,7 @@ def load_engine(
         prefill_chunk=options.prefill_chunk,
         context_limit=context,
         kv_limit=limit,
+        thinking=entry.thinking if pair.drafter is not None else None,
     )
     active = engine.batch.proposers.get(pair.method)
     drafter = None
