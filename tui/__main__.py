@@ -132,7 +132,7 @@ def _full_screen(
 
     # A recording's chats are not the user's own.
     store = SessionStore(None if args.replay else paths.sessions_file())
-    newest = next(iter(store.list(limit=1)), None) if args.resume else None
+    newest = next(iter(store.entries(limit=1)), None) if args.resume else None
     start = Start(prompt, newest.session if newest else None, values)
     app = ChatApp(backend, store, settings, start)
     app.run()

@@ -28,13 +28,18 @@ def percent(value: float | None) -> str:
 
 
 def _title(
-    canvas: Canvas, name: str, value: str = "", legend: Sequence[tuple[str, str]] = ()
+    canvas: Canvas,
+    name: str,
+    value: str | Sequence[str] = "",
+    legend: Sequence[tuple[str, str]] = (),
 ) -> None:
+    """The title row. Of several values, longest first, the first that fits is shown."""
     x = canvas.text(0, 0, name, "title")
-    if x + len(value) + 2 <= canvas.width:
-        canvas.right(0, value, "value")
+    values = [value] if isinstance(value, str) else value
+    fitting = next((text for text in values if x + len(text) + 2 <= canvas.width), "")
+    canvas.right(0, fitting, "value")
     for text, style in legend:
-        if x + len(text) + 2 + len(value) >= canvas.width:
+        if x + len(text) + 2 + len(fitting) >= canvas.width:
             break
         x = canvas.text(x + 1, 0, text, style)
 
@@ -105,10 +110,11 @@ def speed(state: LiveState, width: int, height: int) -> Canvas:
     highest = max([r for r in rate if r is not None] + [baseline or 0.0])
     top = nice_ceiling(highest)
     gain = f" ×{state.speedup:.2f}" if state.speedup else ""
+    now, mean = number(state.tps_now), f"mean {number(state.tps_mean)}"
     _title(
         canvas,
         "tokens/s",
-        f"{number(state.tps_now)} mean {number(state.tps_mean)}{gain}",
+        [f"{now} {mean}{gain}", f"{now}{gain}", now],
         [(f"╌ plain {number(baseline)}", "plain")],
     )
     _axis(canvas, f"{top:g}")
@@ -131,8 +137,8 @@ def cuts_over_time(state: LiveState, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
     samples = list(state.samples)
     last = samples[-1] if samples else None
-    value = f"cut {last.scheduled:.1f} kept {last.accepted:.1f}" if last else "-"
-    _title(canvas, "draft length", value, [("━cut", "predicted"), ("━kept", "draft")])
+    value = f"{last.scheduled:.1f} {last.accepted:.1f} of {state.block}" if last else "-"
+    _title(canvas, "draft length", value, [("cut", "predicted"), ("kept", "draft")])
     top = float(state.block)
     _axis(canvas, f"{top:g}")
     _lines(
@@ -205,7 +211,7 @@ def step_time(state: LiveState, width: int, height: int) -> Canvas:
     known = sorted(real + [g for g in guess if g is not None])
     top = nice_ceiling(known[int(0.98 * (len(known) - 1))] if known else 1.0)
     value = f"{real[-1]:.0f} of {number(guess[-1], 0)} ms" if samples else "-"
-    _title(canvas, "round", value, [("━measured", "measured"), ("━predicted", "predicted")])
+    _title(canvas, "round", value, [("measured", "measured"), ("predicted", "predicted")])
     _axis(canvas, f"{top:g}")
     _lines(canvas, [(guess, "predicted"), (real, "measured")], top)
     return canvas
@@ -229,7 +235,8 @@ def shares(state: LiveState, width: int, height: int) -> Canvas:
     """Draft, verify and host share of the time: a bar and its legend."""
     canvas = Canvas(width, height)
     draft, verify, host = state.shares()
-    _title(canvas, "time", f"draft {percent(draft)} verify {percent(verify)} host {percent(host)}")
+    parts = [f"draft {percent(draft)}", f"verify {percent(verify)}", f"host {percent(host)}"]
+    _title(canvas, "time", [" ".join(parts), " ".join(parts[:2])])
     canvas.stacked(
         0, 1, width, [(draft, "▓", "draft"), (verify, "█", "target"), (host, "░", "axis")]
     )
@@ -241,7 +248,9 @@ def memory(state: LiveState, width: int, height: int) -> Canvas:
     held = state.memory
     weights = held.weights or (state.loaded.weight_bytes if state.loaded else 0)
     peak = max(held.peak, weights + held.kv, 1)
-    _title(canvas, "memory", f"KV {size(held.kv)} weights {size(weights)} peak {size(held.peak)}")
+    kv = f"KV {size(held.kv)}"
+    parts = [kv, f"weights {size(weights)}", f"peak {size(held.peak)}"]
+    _title(canvas, "memory", [" ".join(parts), " ".join([kv, parts[2]]), kv])
     canvas.stacked(
         0,
         1,
@@ -273,10 +282,9 @@ def cost_curve(state: LiveState, width: int, height: int) -> Canvas:
         _title(canvas, "cost of a step", "not measured")
         return canvas
     top = nice_ceiling(max(max(row) for row in table.step_seconds) * 1000)
-    styles = ("measured", "predicted", "draft", "target")
-    legend = [
-        (f"━{rows} row{'s' * (rows > 1)}", styles[i % 4]) for i, rows in enumerate(table.rows)
-    ]
+    styles = ("measured", "predicted", "target", "good")
+    legend = [("rows", "axis")] + [(f"━{rows}", styles[i % 4]) for i, rows in enumerate(table.rows)]
+
     _title(canvas, "cost of a step", "ms", legend)
     _axis(canvas, f"{top:g}")
     low, high = table.widths[0], max(table.widths[-1], table.widths[0] + 1)
@@ -299,7 +307,7 @@ def decision(state: LiveState, width: int, height: int) -> Canvas:
         return canvas
     top = nice_ceiling(max(row.curve))
     chosen = min(row.scheduled, len(row.curve) - 1)
-    _title(canvas, "decision", f"{chosen} tokens, {row.curve[chosen]:.1f}/s expected")
+    _title(canvas, "decision", f"verify {chosen}: {row.curve[chosen]:.1f}/s expected")
     _axis(canvas, f"{top:g}")
     last = max(1, len(row.curve) - 1)
     points = [(i / last, value / top) for i, value in enumerate(row.curve)]

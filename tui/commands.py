@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from textual.app import SystemCommand
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .app import ChatApp
 
@@ -22,7 +22,7 @@ class ChatCommands(Provider):
     def _commands(self) -> Iterator[SystemCommand]:
         app, screen = self.chat, self.chat.chat
 
-        def act(action: str) -> partial[object]:
+        def act(action: str) -> Callable[[], Any]:
             return partial(app.run_action, action, screen)
 
         yield SystemCommand("New chat", "Ctrl+N", act("screen.new"))

@@ -79,7 +79,7 @@ def answer(
             if not events:
                 time.sleep(_BEAT)
     except BrokenPipeError:
-        sys.stdout = None  # type: ignore[assignment]  # the reader has gone; nothing to flush
+        sys.stdout = None  # the reader has gone; nothing to flush
         return 141
     except KeyboardInterrupt:
         backend.cancel(request_id)

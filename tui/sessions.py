@@ -158,7 +158,7 @@ class SessionStore:
 
     # Reading
 
-    def list(self, search: str = "", limit: int = 500) -> list[Entry]:
+    def entries(self, search: str = "", limit: int = 500) -> list[Entry]:
         """Newest first; with ``search``, those whose title or any message contains it."""
         pattern = "%" + search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         with self._lock:
@@ -209,7 +209,7 @@ class SessionStore:
 
     def unsent(self) -> int | None:
         """The newest session, if it is nothing but a draft that was never sent."""
-        newest = next(iter(self.list(limit=1)), None)
+        newest = next(iter(self.entries(limit=1)), None)
         if newest is None or newest.messages:
             return None
         with self._lock:

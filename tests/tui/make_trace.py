@@ -80,7 +80,7 @@ def pieces(text: str) -> list[str]:
 def cost(width: int, rows: int) -> float:
     """Seconds of a target step: flat to four tokens, then a staircase."""
     total = width * rows
-    return 0.021 * (1.0 + 0.12 * max(0, total - 1) + (0.55 if total > 4 else 0.0))
+    return 0.021 * (1.0 + 0.05 * max(0, total - 1) + (0.35 if total > 5 else 0.0))
 
 
 def make(requests: int = 2, tokens: int = 400, seed: int = 1) -> Iterator[Event]:
@@ -109,7 +109,7 @@ def make(requests: int = 2, tokens: int = 400, seed: int = 1) -> Iterator[Event]
     yield Notice("method dspark: a drafter for this model is registered")
     streams = {}
     for n in range(requests):
-        text = (TEXTS[n % len(TEXTS)] * (1 + tokens // 150))
+        text = TEXTS[n % len(TEXTS)] * (1 + tokens // 150)
         streams[f"r{n + 1}"] = _Stream(f"r{n + 1}", pieces(text)[:tokens], 40 + 17 * n)
     waiting = list(streams.values())
     for ahead, stream in enumerate(waiting):
@@ -185,23 +185,42 @@ class _Stream:
         wrong = [" the", " a", ",", " and", " of"]
         texts = [t if k < agree else wrong[(self.done + k) % 5] for k, t in enumerate(true)]
         tokens = [
-            Token(hash_id(self.pieces[self.done + k]), self.pieces[self.done + k], "draft",
-                  confidence[k], survival[k])
+            Token(
+                hash_id(self.pieces[self.done + k]),
+                self.pieces[self.done + k],
+                "draft",
+                confidence[k],
+                survival[k],
+            )
             for k in range(kept)
         ]
-        tokens.append(Token(hash_id(self.pieces[self.done + kept]), self.pieces[self.done + kept],
-                            "target"))
+        tokens.append(
+            Token(hash_id(self.pieces[self.done + kept]), self.pieces[self.done + kept], "target")
+        )
         more = min(2, width - best)
         if more and best < width:
             brings = sum(survival[best : best + more])
             price = (cost(best + 1 + more, rows) - cost(best + 1, rows)) * slow * 1000
-            reason = (f"verifying {more} more would cost {price:.1f} ms "
-                      f"for {brings:.2f} expected tokens")
+            reason = (
+                f"verifying {more} more would cost {price:.1f} ms for {brings:.2f} expected tokens"
+            )
         else:
             reason = "the whole draft pays"
-        row = RowStep(self.id, self.prompt + self.done, "dspark", tuple(map(hash_id, texts)),
-                      tuple(texts), tuple(confidence), tuple(survival), best, kept, tuple(tokens),
-                      reason, tuple(curve), True)
+        row = RowStep(
+            self.id,
+            self.prompt + self.done,
+            "dspark",
+            tuple(map(hash_id, texts)),
+            tuple(texts),
+            tuple(confidence),
+            tuple(survival),
+            best,
+            kept,
+            tuple(tokens),
+            reason,
+            tuple(curve),
+            True,
+        )
         self.done += len(tokens)
         self.rounds += 1
         self.drafted += width
@@ -214,9 +233,24 @@ class _Stream:
         return row
 
     def finished(self) -> Finished:
-        return Finished(self.id, "stop", self.prompt, 0, self.done, 0.12, 0.15, self.seconds,
-                        self.rounds, self.drafted, self.scheduled, self.accepted,
-                        tuple(self.reached), tuple(self.survived), "dspark", 7)
+        return Finished(
+            self.id,
+            "stop",
+            self.prompt,
+            0,
+            self.done,
+            0.12,
+            0.15,
+            self.seconds,
+            self.rounds,
+            self.drafted,
+            self.scheduled,
+            self.accepted,
+            tuple(self.reached),
+            tuple(self.survived),
+            "dspark",
+            7,
+        )
 
 
 def hash_id(text: str) -> int:

@@ -42,9 +42,9 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar = [
         Binding("escape", "stop", "Stop", id="chat.stop"),
         Binding("ctrl+t", "origin", "Tokens", id="chat.tokens", priority=True),
-        Binding("ctrl+l", "live", "Live", id="chat.live", priority=True),
+        Binding("ctrl+l", "live", "Live", id="chat.live", show=False, priority=True),
         Binding("ctrl+g", "app.monitor", "Monitor", id="chat.monitor", priority=True),
-        Binding("ctrl+n", "new", "New", id="chat.new", priority=True),
+        Binding("ctrl+n", "new", "New", id="chat.new", show=False, priority=True),
         Binding("ctrl+o", "app.sessions", "Chats", id="chat.sessions", priority=True),
         Binding("f1", "app.help", "Help", id="chat.help"),
         Binding(
@@ -59,8 +59,8 @@ class ChatScreen(Screen[None]):
         Binding("f8,ctrl+pagedown", "turn(1)", "Next chat", id="chat.next", show=False),
         Binding("f9", "close", "Close chat", id="chat.close", show=False),
     ]
-    HORIZONTAL_BREAKPOINTS: ClassVar = [(0, "-narrow"), (100, "-wide"), (170, "-huge")]
-    VERTICAL_BREAKPOINTS: ClassVar = [(0, "-short"), (22, "-medium"), (34, "-tall")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide"), (170, "-huge")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (22, "-medium"), (34, "-tall")]  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,10 +237,10 @@ class ChatScreen(Screen[None]):
         for pane in self.panes:
             conversation = pane.conversation
             reply = conversation.reply
-            growing = reply is not None and reply.streaming and reply.row is not None
-            if growing and len(reply.text) != self._saved.get(reply.row, 0):
-                self._saved[reply.row] = len(reply.text)
-                store.later(store.update_text, reply.row, reply.text)
+            row = reply.row if reply is not None and reply.streaming else None
+            if reply is not None and row and len(reply.text) != self._saved.get(row, 0):
+                self._saved[row] = len(reply.text)
+                store.later(store.update_text, row, reply.text)
             if id(conversation) in self._dirty:
                 if conversation.session is not None:
                     store.later(store.save_draft, conversation.session, conversation.draft)

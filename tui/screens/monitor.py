@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Grid, VerticalScroll
+from textual.containers import Grid, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer
 
@@ -26,11 +26,8 @@ _GRID = (
     charts.accepted_length,
     charts.step_time,
     charts.slowdown,
-    charts.shares,
-    charts.memory,
-    charts.context,
 )
-_LOW = {charts.shares, charts.memory, charts.context}
+_STACKED = (charts.shares, charts.memory, charts.context)
 
 
 class MonitorScreen(Screen[None]):
@@ -38,14 +35,14 @@ class MonitorScreen(Screen[None]):
         Binding("escape,q,ctrl+g", "app.pop_screen", "Back to the chat", id="monitor.back"),
         Binding("f1", "app.help", "Help"),
     ]
-    HORIZONTAL_BREAKPOINTS: ClassVar = [(0, "-two"), (110, "-three"), (170, "-four")]
-    VERTICAL_BREAKPOINTS: ClassVar = [(0, "-low"), (36, "-middle"), (52, "-high")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-two"), (110, "-three"), (170, "-four")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (36, "-middle"), (52, "-high")]  # noqa: RUF012
 
     def __init__(self, live: LiveState) -> None:
         super().__init__()
         self._live = live
 
-    def _chart(self, draw: charts.Draw, classes: str) -> Chart:
+    def _chart(self, draw: charts.Draw, classes: str = "") -> Chart:
         return Chart(lambda w, h: draw(self._live, w, h), classes=classes)
 
     def compose(self) -> ComposeResult:
@@ -53,7 +50,10 @@ class MonitorScreen(Screen[None]):
             yield self._chart(charts.requests_table, "requests")
             with Grid():
                 for draw in _GRID:
-                    yield self._chart(draw, "low" if draw in _LOW else "high")
+                    yield self._chart(draw)
+                with Vertical():
+                    for draw in _STACKED:
+                        yield self._chart(draw)
         yield self._chart(charts.status_line, "status")
         yield Footer(compact=True)
 

@@ -55,7 +55,7 @@ class SessionsScreen(ModalScreen[int | None]):
     @on(Input.Changed)
     def _fill(self) -> None:
         search = self.query_one(Input).value.strip()
-        self._entries = self._store.list(search)
+        self._entries = self._store.entries(search)
         options = self.query_one(OptionList)
         at = options.highlighted
         options.clear_options()

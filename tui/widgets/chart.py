@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.color import Color
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -35,7 +36,7 @@ class Palette:
         name, _, extra = name.partition("-")
         muted = self._variables.get("foreground-muted", "")
         text = self._variables.get("foreground", "")
-        fixed = {
+        fixed: dict[str, dict[str, Any]] = {
             "title": {"color": text, "bold": True},
             "value": {"color": text},
             "text": {"color": text},
@@ -45,14 +46,17 @@ class Palette:
             "plain": {"color": muted},
             "active": {"color": text, "bold": True, "reverse": True},
         }
-        options: dict[str, Any] = dict(fixed.get(name, {"color": self._colours.get(name, text)}))
+        options: dict[str, Any] = fixed.get(name, {"color": self._colours.get(name, text)}).copy()
         colour = options.get("color", "")
         if not isinstance(colour, str) or not colour.startswith("#"):
             options.pop("color", None)  # "auto" and ANSI themes: the terminal's own
             if colour == muted and muted:
                 options["dim"] = True
-        elif len(colour) > 7:
-            options["color"] = colour[:7]
+        elif len(colour) > 7:  # with an alpha: blended here, as Rich knows no transparency
+            ground = Color.parse(self._variables.get("background", "#000000"))
+            options["color"] = ground.blend(
+                Color.parse(colour[:7]), int(colour[7:9], 16) / 255
+            ).hex6
         if extra == "strike":
             options["strike"] = True
         return Style(**options)

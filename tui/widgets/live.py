@@ -23,17 +23,17 @@ class LivePanel(VerticalScroll, can_focus=False):
         return chart
 
     def compose(self) -> ComposeResult:
-        yield self._chart(charts.speed, 7)
-        yield self._chart(charts.cuts_over_time, 6)
+        yield self._chart(charts.speed, 6)
+        yield self._chart(charts.cuts_over_time, 5)
         with Horizontal(classes="pair"):
             yield self._chart(charts.cut_histogram, 6)
             yield self._chart(charts.by_position, 6)
-        yield self._chart(charts.step_time, 6)
-        yield self._chart(charts.acceptance, 5)
+        yield self._chart(charts.step_time, 5)
         yield self._chart(charts.shares, 2)
-        yield self._chart(charts.slowdown, 5)
         yield self._chart(charts.memory, 2)
         yield self._chart(charts.context, 2)
+        yield self._chart(charts.slowdown, 5)
+        yield self._chart(charts.acceptance, 5)
 
     def redraw(self) -> None:
         for chart in self.query(Chart):

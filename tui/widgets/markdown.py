@@ -51,7 +51,7 @@ class GrowingMarkdown(Vertical):
         self._pending = rest
         self._line = len(first) - first.rfind("\n") - 1
         self._fenced = False
-        self._task: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
 
     def on_mount(self) -> None:
         if self._pending:
@@ -63,12 +63,12 @@ class GrowingMarkdown(Vertical):
             self._wake()
 
     def _wake(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._write())
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
 
     async def settle(self) -> None:
-        while self._task is not None and not self._task.done():
-            await asyncio.shield(self._task)
+        while self._writer is not None and not self._writer.done():
+            await asyncio.shield(self._writer)
 
     async def _write(self) -> None:
         while self._pending and self.is_attached:

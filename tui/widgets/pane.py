@@ -6,6 +6,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.events import Click
+from textual.geometry import Size
 from textual.message import Message as Posted
 from textual.widgets import Static, TextArea
 
@@ -21,7 +22,31 @@ SHOWN = 40  # messages put on the screen at once; older ones on demand
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """Stays at the end while text arrives, until the reader scrolls away."""
+    """Stays at the end while text arrives, until the reader scrolls away.
+
+    Textual's own anchor pushes short conversations to the bottom of the screen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.following = True
+
+    def follow(self) -> None:
+        """Go to the end and stay there."""
+        self.following = True
+        self.scroll_end(animate=False)
+
+    def watch_scroll_y(self, old: float, new: float) -> None:
+        super().watch_scroll_y(old, new)
+        self.following = self.scroll_target_y >= self.max_scroll_y
+
+    def watch_virtual_size(self, _size: Size) -> None:
+        if self.following:
+            self.scroll_end(animate=False, immediate=True)
+
+    def on_resize(self) -> None:
+        if self.following:
+            self.scroll_end(animate=False)
 
 
 class Earlier(Static):
@@ -74,7 +99,6 @@ class Pane(Vertical):
 
     async def on_mount(self) -> None:
         transcript = self.query_one(Transcript)
-        transcript.anchor()
         self._tell()
         await transcript.mount_all(
             MessageView(m, self._origin) for m in self.conversation.messages[self._from :]
@@ -132,8 +156,7 @@ class Pane(Vertical):
             view.refresh_message(self.conversation.waiting)
 
     def to_end(self) -> None:
-        transcript = self.query_one(Transcript)
-        transcript.anchor()
+        self.query_one(Transcript).follow()
 
     def show_origin(self, on: bool) -> None:
         self._origin = on

@@ -17,7 +17,7 @@ class Prompt(TextArea):
     """``history()`` gives earlier inputs, oldest first; asked only when they are wanted."""
 
     BINDINGS: ClassVar = [
-        Binding("enter", "send", "Send", id="prompt.send", priority=True),
+        Binding("enter", "send", "Send", id="prompt.send", show=False, priority=True),
         # Terminal.app sends the same code for Enter and Shift+Enter, hence Ctrl+J first.
         Binding(
             "ctrl+j,shift+enter,alt+enter",
