@@ -1,20 +1,33 @@
 """How many drafted tokens to verify: policies, the cost and load they act on.
 
-Pure throughout (numpy at most): no mlx, no clock, no I/O.
+Pure throughout (numpy at most): no mlx, no clock, no I/O; only ``load_probe``
+asks the system.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..errors import UsageError
 from ..request import Cuts
+from .auto import Auto
+from .cost import CostKey, CostModel
+from .cuts import stricter
+from .early_stop import EarlyStop
+from .lagged import Lagged
 from .policy import Outcome, Plan, Policy, RowView, Schedule
 from .static import Fixed, Off, Threshold
 
-POLICIES = ("off", "fixed", "threshold")
+POLICIES = ("auto", "early-stop", "lagged", "fixed", "threshold", "off")
 
 __all__ = [
     "POLICIES",
+    "Auto",
+    "CostKey",
+    "CostModel",
+    "EarlyStop",
     "Fixed",
+    "Lagged",
     "Off",
     "Outcome",
     "Plan",
@@ -26,17 +39,50 @@ __all__ = [
 ]
 
 
+class _WithCuts:
+    """A policy whose every row obeys the command line's cuts beside its own."""
+
+    def __init__(self, policy: Policy, cuts: Cuts) -> None:
+        self.name, self._policy, self._cuts = policy.name, policy, cuts
+
+    def _rows(self, rows: Sequence[RowView]) -> tuple[RowView, ...]:
+        return tuple(
+            RowView(
+                row.request_id, row.method, row.block, row.remaining, row.context, row.pathwise,
+                row.calibrated, stricter(row.cuts, self._cuts),
+            )
+            for row in rows
+        )  # fmt: skip
+
+    def plan(self, rows: Sequence[RowView]) -> Plan:
+        return self._policy.plan(self._rows(rows))
+
+    def schedule(
+        self,
+        rows: Sequence[RowView],
+        drafted: Sequence[int],
+        confidence: Sequence[Sequence[float]] | None,
+    ) -> Schedule:
+        return self._policy.schedule(self._rows(rows), drafted, confidence)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._policy.observe(outcome)
+
+
 def make_policy(
     name: str,
     *,
+    cost: CostModel | None = None,
     draft_length: int | None = None,
     p_min: float = 0.0,
     p_survival_min: float = 0.0,
 ) -> Policy:
     """The policy that ``--schedule name`` means.
 
-    ``draft_length``, ``p_min`` and ``p_survival_min`` are the static cuts of the
-    command line; they apply to every row beside the row's own.
+    ``cost`` is what was measured of this device; without it the policies that
+    need prices learn them from their own rounds. ``draft_length``, ``p_min``
+    and ``p_survival_min`` are the static cuts of the command line; they apply
+    to every row beside the row's own.
     Raises UsageError for a name that does not exist or options it cannot honour.
     """
     cuts = Cuts(draft_length=draft_length, p_min=p_min, p_survival_min=p_survival_min)
@@ -51,4 +97,13 @@ def make_policy(
         return Fixed(draft_length)
     if name == "threshold":
         return Threshold(cuts)
-    raise UsageError(f"no schedule named {name!r}", f"choose one of {', '.join(POLICIES)}")
+    policy: Policy
+    if name == "auto":
+        policy = Auto(cost)
+    elif name == "early-stop":
+        policy = EarlyStop(cost)
+    elif name == "lagged":
+        policy = Lagged(cost)
+    else:
+        raise UsageError(f"no schedule named {name!r}", f"choose one of {', '.join(POLICIES)}")
+    return policy if cuts == Cuts() else _WithCuts(policy, cuts)

@@ -29,7 +29,7 @@ def stricter(a: Cuts, b: Cuts) -> Cuts:
 
 def any_looks(rows: Sequence[RowView]) -> bool:
     """Whether some row's cuts need its confidences before verification."""
-    return any(row.cap > 0 and row.cuts.look for row in rows)
+    return any(row.cuts.look and row.cap > 0 for row in rows)
 
 
 def limit(

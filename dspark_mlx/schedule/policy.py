@@ -57,13 +57,19 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Tokens to verify per row, with one line each why, and the curve that led to it."""
+    """Tokens to verify per row, with one line each why, and the curve that led to it.
+
+    ``curves[r][n]`` is the expected tokens/s of all rows when row r, and with it
+    the padded batch, is verified to n tokens. ``predicted_seconds`` is the whole
+    round. ``policy`` names the rule that decided, where a policy has several.
+    """
 
     lengths: tuple[int, ...]
     reasons: tuple[str, ...]
     curves: tuple[tuple[float, ...], ...] = ()
     predicted_seconds: float | None = None
     predicted_tps: float | None = None
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,182 @@
+"""``--schedule auto``: the most tokens per second that stays lossless for these rows.
+
+Each round it takes the best of three ways: decode plainly; draft and verify a
+width settled from earlier rounds, in one graph (``lagged``); or look at the
+confidences first and pay for it, then verify the global optimum where no
+decision can change the text (``optimum``), else enter level after level on
+what is known so far (``causal``). Which of them it was is ``Schedule.policy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import reasons
+from .cost import CostModel
+from .cuts import any_looks, limit
+from .early_stop import padded
+from .learner import Learner
+from .optimum import level_stop, levels, per_rate
+from .policy import Outcome, Plan, RowView, Schedule
+from .skip import SURE, Budget, Choice, Outlook, Switch, outlook, worth_drafting
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What the plan of this round decided, for its schedule and outcome."""
+
+    kind: str  # plain, probe, measure, lagged, look
+    choice: Choice | None = None
+    outlook: Outlook | None = None
+
+
+class Auto:
+    """Needs no tuning: prices from ``cost`` or learned, gains from what rounds showed."""
+
+    name = "auto"
+
+    def __init__(self, cost: CostModel | None = None) -> None:
+        self.learner = Learner(cost)
+        self.switch = Switch()
+        self.budget = Budget()
+        self._round = _Round("plain")
+
+    def plan(self, rows: Sequence[RowView]) -> Plan:
+        self._round, widths = self._decide(rows)
+        self.learner.asked(rows, widths)
+        look = any(widths) and (self._round.kind == "look" or any_looks(rows))
+        return Plan(widths=widths, look=look)
+
+    def _decide(self, rows: Sequence[RowView]) -> tuple[_Round, tuple[int, ...]]:
+        none = (0,) * len(rows)
+        if not rows:
+            return _Round("plain"), none
+        caps = tuple(row.cap for row in rows)
+        width = self.learner.unmeasured(rows)
+        if width is not None:
+            return _Round("measure"), tuple(min(cap, width) for cap in caps)
+        if not any(caps):
+            return _Round("plain"), none
+        slow = len(rows) / float(self.learner.step(rows, 0)[0])
+        caps = worth_drafting(self.learner, rows, slow)
+        if not any(caps):
+            return _Round("plain"), none
+        causal = any(cap and not row.pathwise for cap, row in zip(caps, rows, strict=True))
+        view = outlook(self.learner, rows, caps, causal, any_looks(rows))
+        best, plain, once = view.best, view.plain.rate, len(rows) / view.plain.rate
+        if self.switch.update(plain, best.rate) and (
+            best.rate > SURE * plain or self.budget.left(0.0, once)
+        ):
+            kind = "look" if best.look else "lagged"
+            return _Round(kind, best, view), tuple(min(cap, best.width) for cap in caps)
+        trial = view.fixed
+        if view.hope > plain and self.budget.pause <= 0:
+            seconds = (len(rows) + float(view.mean[trial.width])) / trial.rate
+            if self.budget.left(max(seconds * (1.0 - trial.rate / plain), 0.0), once):
+                return _Round("probe", trial, view), tuple(min(cap, trial.width) for cap in caps)
+        return _Round("plain", view.plain, view), none
+
+    def schedule(
+        self,
+        rows: Sequence[RowView],
+        drafted: Sequence[int],
+        confidence: Sequence[Sequence[float]] | None,
+    ) -> Schedule:
+        limits = [
+            limit(row, n, confidence[r] if confidence else None)
+            for r, (row, n) in enumerate(zip(rows, drafted, strict=True))
+        ]
+        view, choice = self._round.outlook, self._round.choice
+        if view is None or choice is None:
+            return self._unpriced(rows, limits)
+        if self._round.kind == "look" and confidence is not None and any(drafted):
+            return self._looked(rows, drafted, confidence, limits, view, choice)
+        return self._settled(rows, drafted, confidence is not None, limits, view)
+
+    def _unpriced(self, rows: Sequence[RowView], limits: list[tuple[int, str]]) -> Schedule:
+        if self._round.kind == "measure":
+            most = max((length for length, _ in limits), default=0)
+            limits = [
+                (length, f"measuring what a step of {most + 1} costs") for length, _ in limits
+            ]
+        return reasons.unpriced(limits)
+
+    def _looked(
+        self,
+        rows: Sequence[RowView],
+        drafted: Sequence[int],
+        confidence: Sequence[Sequence[float]],
+        limits: Sequence[tuple[int, str]],
+        view: Outlook,
+        choice: Choice,
+    ) -> Schedule:
+        most = max(length for length, _ in limits)
+        honest = self.learner.honesty.correct(rows, drafted, confidence)
+        survival = np.asarray(np.cumprod(honest, axis=1), np.float64)
+        for r, (length, _) in enumerate(limits):
+            survival[r, length:] = 0.0
+        seconds = self.learner.seconds(rows, drafted, True, most)
+        marginal = survival.sum(axis=0)[:most]
+        rate = max(choice.rate, view.plain.rate)
+        if all(row.pathwise for row, n in zip(rows, drafted, strict=True) if n):
+            name = "optimum"
+            gains = np.concatenate([[0.0], np.cumsum(marginal)])
+            width = per_rate(gains, seconds, rate)
+        else:
+            name = "causal"
+            width = int(level_stop(marginal, levels(view.mean[: most + 1], seconds, rate)))
+        made = padded(rows, survival, seconds, width, limits)
+        return Schedule(
+            made.lengths,
+            made.reasons,
+            made.curves,
+            made.predicted_seconds,
+            made.predicted_tps,
+            name,
+        )
+
+    def _settled(
+        self,
+        rows: Sequence[RowView],
+        drafted: Sequence[int],
+        looked: bool,
+        limits: Sequence[tuple[int, str]],
+        view: Outlook,
+    ) -> Schedule:
+        """The lengths the plan settled; only the rows' own cuts can shorten them now."""
+        most = max((length for length, _ in limits), default=0)
+        seconds = self.learner.seconds(rows, drafted, looked, most)
+        gains = view.mean[: most + 1]
+        curve = ((len(rows) + gains) / seconds).tolist()
+        kind, took = self._round.kind, float(seconds[most])
+        expected = len(rows) + float(gains[most])
+        if kind == "plain":
+            width = view.fixed.width
+            slow = (len(rows) + float(view.mean[width])) / view.fixed.rate
+            line = reasons.plain(width, slow, took, float(view.mean[width]))
+            lines = [line] * len(rows)
+        elif kind == "probe":
+            lines = ["trying whether drafting pays again" if n else why for n, why in limits]
+        else:
+            line = reasons.chosen(most, took, expected)
+            lines = [line if n == most and n else reasons.kept(n, w, most) for n, w in limits]
+        return Schedule(
+            lengths=tuple(length for length, _ in limits),
+            reasons=tuple(lines),
+            curves=tuple(tuple(curve[: length + 1]) for length, _ in limits),
+            predicted_seconds=took,
+            predicted_tps=curve[most],
+            policy=kind,
+        )
+
+    def observe(self, outcome: Outcome) -> None:
+        if outcome.round_seconds > 0.0:
+            self.budget.round(outcome.round_seconds)
+            view = self._round.outlook
+            if view is not None and any(outcome.drafted):
+                committed, rows = sum(outcome.committed), len(outcome.rows)
+                self.budget.charge(outcome.round_seconds, committed, view.plain.rate, rows)
+        self.learner.observe(outcome)

@@ -1,0 +1,160 @@
+"""Sequential temperature scaling (STS, paper §3.2.1) and how honest a confidence is.
+
+Owns the fit on held-out rounds and the measures of calibration. Order of
+confidences at a position never changes: a temperature is positive. What is
+learned while the engine runs belongs to ``honesty``.
+
+Shapes: ``confidence (N, K)`` is c_k of N drafted blocks; ``accepted (N,)`` is
+how many leading tokens of each the target accepted; ``reached (N,)`` is how
+many were verified (K when absent).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import UsageError
+
+Floats = NDArray[np.float64]
+
+MIN_ROUNDS = 200
+BINS = 15
+TINY = 1e-6
+GRID: Floats = np.exp(np.linspace(np.log(0.2), np.log(5.0), 97))
+
+
+def logit(p: ArrayLike) -> Floats:
+    p = np.clip(np.asarray(p, np.float64), TINY, 1.0 - TINY)
+    return np.asarray(np.log(p / (1.0 - p)))
+
+
+def sigmoid(x: ArrayLike) -> Floats:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.asarray(x, np.float64))))
+
+
+def apply(confidence: ArrayLike, temperatures: ArrayLike) -> Floats:
+    """σ(logit(c_k) / T_k), elementwise over ``(..., K)``; extra temperatures are not used."""
+    c = np.asarray(confidence, np.float64)
+    t = np.asarray(temperatures, np.float64)[: c.shape[-1]]
+    if t.shape[-1] < c.shape[-1]:
+        raise UsageError(f"{c.shape[-1]} positions, but temperatures for {t.shape[-1]} only")
+    return sigmoid(logit(c) / t)
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """One bar of a reliability diagram: mean prediction against what happened."""
+
+    predicted: float
+    observed: float
+    count: int
+
+
+def reliability(predicted: ArrayLike, happened: ArrayLike, bins: int = BINS) -> tuple[Bin, ...]:
+    """Non-empty bins of equal width over [0, 1], in order."""
+    p = np.asarray(predicted, np.float64).ravel()
+    y = np.asarray(happened, np.float64).ravel()
+    index = np.minimum((p * bins).astype(np.int64), bins - 1)
+    count = np.bincount(index, minlength=bins)
+    ps = np.bincount(index, weights=p, minlength=bins)
+    ys = np.bincount(index, weights=y, minlength=bins)
+    return tuple(
+        Bin(float(ps[i] / n), float(ys[i] / n), int(n)) for i, n in enumerate(count) if n > 0
+    )
+
+
+def ece(predicted: ArrayLike, happened: ArrayLike, bins: int = BINS) -> float:
+    """Expected calibration error (Naeini et al., 2015): mean |prediction - frequency|."""
+    p = np.asarray(predicted, np.float64).ravel()
+    if p.size == 0:
+        raise UsageError("calibration error of no predictions")
+    y = np.asarray(happened, np.float64).ravel()
+    index = np.minimum((p * bins).astype(np.int64), bins - 1)
+    return float(np.abs(np.bincount(index, weights=p - y, minlength=bins)).sum() / p.size)
+
+
+def auc(predicted: ArrayLike, happened: ArrayLike) -> float:
+    """Chance that an accepted token was given more confidence than a rejected one.
+
+    Ties count half; NaN when only one of the two kinds occurs.
+    """
+    p = np.asarray(predicted, np.float64).ravel()
+    y = np.asarray(happened).ravel().astype(bool)
+    ones, zeros = int(y.sum()), int((~y).sum())
+    if not ones or not zeros:
+        return float("nan")
+    _, inverse, counts = np.unique(p, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]
+    return float((ranks[y].sum() - ones * (ones + 1) / 2.0) / (ones * zeros))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What ``fit`` found: a temperature per position, and the error before and after."""
+
+    temperatures: tuple[float, ...]
+    ece_before: tuple[float, ...]
+    ece_after: tuple[float, ...]
+    auc: tuple[float, ...]
+    rounds: int
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "temperatures": list(self.temperatures),
+            "ece_before": list(self.ece_before),
+            "ece_after": list(self.ece_after),
+            "auc": [None if a != a else a for a in self.auc],
+            "rounds": self.rounds,
+        }
+
+
+def fit(
+    confidence: ArrayLike,
+    accepted: ArrayLike,
+    reached: ArrayLike | None = None,
+    *,
+    min_rounds: int = MIN_ROUNDS,
+) -> Calibration:
+    """Temperatures T_1..T_K, left to right, each minimising the ECE of a_k = ∏_{i≤k} c_i.
+
+    Positions already calibrated stay fixed while the next is searched on a grid
+    from 0.2 to 5. Raises UsageError for fewer than ``min_rounds`` blocks that
+    reach a position, or for shapes that do not fit.
+    """
+    c = np.asarray(confidence, np.float64)
+    done = np.asarray(accepted, np.int64)
+    if c.ndim != 2 or done.shape != c.shape[:1]:
+        raise UsageError("calibration needs confidences (N, K) and accepted counts (N,)")
+    full = np.full(c.shape[0], c.shape[1]) if reached is None else np.asarray(reached, np.int64)
+    if not np.all(np.isfinite(c)) or c.min(initial=0.0) < 0.0 or c.max(initial=1.0) > 1.0:
+        raise UsageError("confidences must lie between 0 and 1")
+    if np.any(done > full) or np.any(full > c.shape[1]):
+        raise UsageError("a block cannot accept more tokens than were verified")
+    survival = np.ones(c.shape[0])
+    raw = np.cumprod(c, axis=1)
+    temperatures, before, after, rank = [], [], [], []
+    for k in range(c.shape[1]):
+        # A block that was rejected earlier says something of a_k although k was not verified.
+        known = (full > k) | (done < full)
+        if int(known.sum()) < min_rounds:
+            raise UsageError(
+                f"only {int(known.sum())} rounds reach draft position {k + 1}",
+                f"calibrate on at least {min_rounds}",
+            )
+        y = (done > k)[known]
+        x = logit(c[:, k])[:, None] / GRID
+        candidates = survival[:, None] * sigmoid(x)
+        errors = [ece(candidates[known, i], y) for i in range(len(GRID))]
+        # Among equally good temperatures the one that changes least.
+        best = min(range(len(GRID)), key=lambda i: (round(errors[i], 9), abs(np.log(GRID[i]))))
+        survival = candidates[:, best]
+        temperatures.append(float(GRID[best]))
+        before.append(ece(raw[known, k], y))
+        after.append(errors[best])
+        rank.append(auc(survival[known], y))
+    return Calibration(
+        tuple(temperatures), tuple(before), tuple(after), tuple(rank), int(c.shape[0])
+    )

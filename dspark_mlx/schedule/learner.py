@@ -1,0 +1,108 @@
+"""What every policy that learns shares: prices, honest confidences, recent rounds.
+
+Owns the objects that remember (cost, correction, honesty, history) and updates
+them from each outcome. Decides nothing about lengths, except which widths are
+still to be measured while nothing is known of the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .calibration import Floats
+from .correction import OnlineCorrection
+from .cost import CostModel
+from .history import History
+from .honesty import Honesty
+from .policy import Outcome, RowView
+
+LADDER = (0, 2, 4)  # drafted tokens tried, in order, while the cost is unknown
+LADDER_ROUNDS = 3  # the first of a shape may still compile; a median of three shrugs it off
+
+
+class Learner:
+    """The memory of a policy."""
+
+    def __init__(self, cost: CostModel | None = None) -> None:
+        self.cost = cost or CostModel()
+        self.correction = OnlineCorrection()
+        self.honesty = Honesty()
+        self.history = History(self.honesty)
+        self._asked: dict[str, int] = {}
+
+    # -- prices -------------------------------------------------------------------------
+
+    def step(self, rows: Sequence[RowView], drafted: int) -> Floats:
+        """Seconds of target step and overhead for verifying 0..``drafted``, uncorrected."""
+        context = max(row.context for row in rows)
+        return self.cost.steps(len(rows), context, drafted) + self.cost.overhead
+
+    def draft(self, rows: Sequence[RowView], widths: Sequence[int] | None, most: int) -> Floats:
+        """Seconds of drafting 0..``most`` tokens for those ``rows`` that have a width."""
+        counts: dict[str, int] = {}
+        for r, row in enumerate(rows):
+            if widths[r] if widths is not None else row.cap:
+                counts[row.method] = counts.get(row.method, 0) + 1
+        total = np.zeros(most + 1)
+        for method, n in counts.items():
+            total = total + self.cost.drafts(method, n, most)
+        return total
+
+    def seconds(
+        self, rows: Sequence[RowView], drafted: Sequence[int], look: bool, most: int
+    ) -> Floats:
+        """Corrected seconds of a round that drafts ``drafted`` and verifies 0..``most``."""
+        widest = max(drafted, default=0)
+        fixed = float(self.draft(rows, drafted, widest)[widest]) + self.cost.look * look
+        return (self.step(rows, most) + fixed) * self.correction.factors(len(rows), most, look)
+
+    # -- what rounds teach --------------------------------------------------------------
+
+    def asked(self, rows: Sequence[RowView], widths: Sequence[int]) -> None:
+        """Remember what a plan asked each row's proposer for."""
+        self._asked = {row.request_id: widths[r] for r, row in enumerate(rows)}
+
+    def observe(self, outcome: Outcome) -> None:
+        rows = outcome.rows
+        if not rows:
+            return
+        asked = [
+            max(self._asked.get(row.request_id, 0), outcome.drafted[r])
+            for r, row in enumerate(rows)
+        ]
+        widest = max(outcome.scheduled)
+        look = outcome.draft_seconds > 0.0
+        if self.cost.known and outcome.round_seconds > 0.0:
+            drafted = max(outcome.drafted)
+            predicted = float(self.step(rows, widest)[widest]) + self.cost.look * look
+            predicted += float(self.draft(rows, outcome.drafted, drafted)[drafted])
+            self.correction.update(len(rows), widest + 1, look, predicted, outcome.round_seconds)
+        self.cost.learn(len(rows), widest + 1, outcome.round_seconds)
+        self.honesty.observe(outcome)
+        honest = self.honesty.correct(rows, outcome.drafted, outcome.confidence)
+        self.history.observe(outcome, asked, honest)
+
+    # -- before anything was measured ---------------------------------------------------
+
+    def unmeasured(self, rows: Sequence[RowView]) -> int | None:
+        """A width to draft and verify only to learn its price, or None when enough is known.
+
+        Climbs while a wider step could pay if every token in it were accepted.
+        """
+        if self.cost.profiled or len(self.cost.step.get(0, {})) > 1:
+            return None
+        cap = max(row.cap for row in rows)
+        best = 0.0
+        for width in [*(w for w in LADDER if w < cap), cap]:
+            known = self.cost.samples(len(rows), width + 1)
+            if not known and width > LADDER[1]:
+                price = float(self.cost.steps(len(rows), 0, width)[width])
+                if (width + 1) / price <= best:
+                    return None
+            if known < LADDER_ROUNDS:
+                return width
+            price = float(self.cost.steps(len(rows), 0, width)[width])
+            best = max(best, 1.0 / price)
+        return None

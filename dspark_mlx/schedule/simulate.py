@@ -1,0 +1,140 @@
+"""Runs a policy over scripts on a cost table: a whole benchmark in milliseconds.
+
+The policy sees exactly what the engine would show it: views, drafts,
+confidences, outcomes and times. The world's prices may differ from those the
+policy believes (``world``), drift (``slowdown``) and jitter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..request import Cuts
+from .cost import CostModel
+from .policy import Outcome, Policy, RowView
+from .script import Script
+from .static import Fixed, Off
+
+Slowdown = Callable[[int, int], float]  # (round, widest) -> factor on that round's step
+
+
+@dataclass(slots=True)
+class Result:
+    """Totals of a run, and per round the widest length, the rule and the prediction."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    drafted: int = 0
+    scheduled: int = 0
+    accepted: int = 0
+    widths: list[int] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    predicted: list[float | None] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)
+
+    @property
+    def tps(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(slots=True)
+class _Row:
+    name: str
+    script: Script
+    position: int = 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self.script.accepts) - self.position
+
+
+def simulate(
+    policy: Policy,
+    scripts: Sequence[Script],
+    world: CostModel,
+    *,
+    concurrency: int = 1,
+    pathwise: bool = True,
+    calibrated: bool = True,
+    cuts: Cuts | None = None,
+    method: str = "dspark",
+    slowdown: Slowdown | None = None,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> Result:
+    """Serve every script to its end, ``concurrency`` at a time, in the order given.
+
+    ``jitter`` is the deviation of the logarithm of each round's time.
+    """
+    rng = np.random.default_rng(seed)
+    waiting = [_Row(f"{i}:{s.domain}", s) for i, s in enumerate(scripts)][::-1]
+    active: list[_Row] = []
+    result = Result()
+    cuts = cuts or Cuts()
+    while waiting or active:
+        while waiting and len(active) < concurrency:
+            active.append(waiting.pop())
+        views = tuple(
+            RowView(
+                row.name, method, row.script.block, row.remaining, row.position, pathwise,
+                calibrated, cuts,
+            )
+            for row in active
+        )  # fmt: skip
+        plan = policy.plan(views)
+        drafted = tuple(min(w, v.block) for w, v in zip(plan.widths, views, strict=True))
+        confidence = tuple(
+            tuple(row.script.confidence[row.position, :n].tolist())
+            for row, n in zip(active, drafted, strict=True)
+        )
+        look = plan.look and any(drafted)
+        schedule = policy.schedule(views, drafted, confidence if look else None)
+        accepted = tuple(
+            min(n, row.script.accepts[row.position])
+            for row, n in zip(active, schedule.lengths, strict=True)
+        )
+        committed = tuple(
+            min(a + 1, row.remaining) for row, a in zip(active, accepted, strict=True)
+        )
+        widest, most = max(schedule.lengths), max(drafted)
+        count = len(active)
+        drafting = sum(1 for n in drafted if n)
+        step = world.seconds(count, widest + 1, max(v.context for v in views)) + world.overhead
+        if slowdown is not None:
+            step *= slowdown(len(result.widths), widest)
+        draft = float(world.drafts(method, drafting, most)[most]) + world.look * look
+        shake = float(np.exp(jitter * rng.normal())) if jitter else 1.0
+        seconds = (step + draft) * shake
+        for row, n in zip(active, committed, strict=True):
+            row.position += n
+        active = [row for row in active if row.remaining > 0]
+        result.tokens += sum(committed)
+        result.seconds += seconds
+        result.drafted += sum(drafted)
+        result.scheduled += sum(schedule.lengths)
+        result.accepted += sum(accepted)
+        result.widths.append(widest)
+        result.rules.append(schedule.policy or policy.name)
+        result.predicted.append(schedule.predicted_seconds)
+        result.measured.append(seconds)
+        policy.observe(
+            Outcome(
+                views, drafted, schedule.lengths, accepted, committed, confidence,
+                draft * shake if look else 0.0, step * shake, seconds,
+            )
+        )  # fmt: skip
+    return result
+
+
+def in_hindsight(
+    scripts: Sequence[Script], world: CostModel, concurrency: int = 1
+) -> dict[int, Result]:
+    """Every fixed length from 0 (plain decoding) to the block, each over the same scripts."""
+    block = max(script.block for script in scripts)
+    runs = {0: simulate(Off(), scripts, world, concurrency=concurrency)}
+    for length in range(1, block + 1):
+        runs[length] = simulate(Fixed(length), scripts, world, concurrency=concurrency)
+    return runs

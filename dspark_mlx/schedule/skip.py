@@ -1,0 +1,173 @@
+"""Whether to draft at all, and how long a block.
+
+Drafting has a fixed cost that no cut recovers, so where the best way to draft
+expects fewer tokens per second than the target alone, nothing is drafted. Then
+nothing is learned either: now and then a probe drafts all the same. What
+probes and doubtful rounds lose is bounded by a share of the time spent.
+``outlook`` compares the ways to spend a round; ``Switch`` holds the state, with
+hysteresis; ``Budget`` the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .calibration import Floats
+from .history import SAMPLES
+from .learner import Learner
+from .optimum import attainable, fixed_rates
+from .policy import RowView
+
+MARGIN = 0.02  # how much better drafting must look before it is taken up again
+SURE = 1.1  # so many times plain decoding is no longer in doubt
+SHARE = 0.007  # of all time, most that drafting may lose while it is in doubt
+CREDIT = 1.5  # plain rounds that may be lost before any were earned
+KEPT = 20.0  # plain rounds won that are kept to be risked later
+PAUSE = 6  # rounds between probes at least
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to spend rounds, and the tokens/s of all rows it should reach.
+
+    ``width`` tokens are drafted; with ``look`` fewer may be verified. Width 0
+    is plain decoding.
+    """
+
+    width: int
+    look: bool
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a plan was made from: all rows together, padded to the widest.
+
+    ``gains (N, K + 1)`` past rounds, ``mean (K + 1,)`` their average;
+    ``plain`` the choice of not drafting, ``fixed`` the best width without a
+    look, ``best`` the best way to draft; ``hope`` the tokens/s if all that is
+    drafted were accepted.
+    """
+
+    gains: Floats
+    mean: Floats
+    plain: Choice
+    fixed: Choice
+    best: Choice
+    hope: float
+
+
+def worth_drafting(learner: Learner, rows: Sequence[RowView], rate: float) -> tuple[int, ...]:
+    """Caps per row, 0 for rows whose own draft costs more than it could ever win.
+
+    In a padded step one row's verification is paid by the widest row, its draft
+    is not.
+    """
+    caps = [row.cap for row in rows]
+    counts: dict[str, int] = {}
+    for row, cap in zip(rows, caps, strict=True):
+        if cap:
+            counts[row.method] = counts.get(row.method, 0) + 1
+    for r, row in enumerate(rows):
+        n, cap = counts.get(row.method, 0), caps[r]
+        if not cap or n < 2:
+            continue
+        drafts = learner.cost.drafts
+        more = drafts(row.method, n, row.block)[cap] - drafts(row.method, n - 1, row.block)[cap]
+        if more <= 0.0:
+            continue
+        if learner.history.ring(row).gains[:, cap].sum() < SAMPLES * rate * more:
+            caps[r] = 0
+            counts[row.method] -= 1
+    return tuple(caps)
+
+
+def outlook(
+    learner: Learner, rows: Sequence[RowView], caps: Sequence[int], causal: bool, must_look: bool
+) -> Outlook:
+    """Compare plain decoding with every width, looking and not."""
+    count, most = len(rows), max(caps)
+    total, there = _together(learner, rows, caps, most)
+    step = learner.step(rows, most)
+    draft = learner.draft(rows, caps, most)
+    blind = learner.correction.factors(count, most, False)
+    plain = Choice(0, False, count / float(step[0] * blind[0]))
+    rates = fixed_rates(count, total, there, draft, step, blind)
+    rates[0] = 0.0
+    width = int(np.argmax(rates))
+    fixed = best = Choice(width, False, float(rates[width]))
+    if learner.cost.profiled or must_look:
+        sighted = learner.correction.factors(count, most, True)
+        price = learner.cost.look
+        found = best if not must_look else Choice(most, True, 0.0)
+        for block in sorted({width, most}):
+            seconds = (step[: block + 1] + draft[block] + price) * sighted[: block + 1]
+            rate = attainable(
+                count, total[:, : block + 1], seconds, max(plain.rate, found.rate), causal
+            )
+            if rate > found.rate:
+                found = Choice(block, True, rate)
+        best = found
+    accepted = np.arange(1, most + 1)
+    hope = (count + count * accepted) / ((step[1:] + draft[1:]) * blind[1:])
+    return Outlook(total, total.sum(axis=0) / SAMPLES, plain, fixed, best, float(hope.max()))
+
+
+def _together(
+    learner: Learner, rows: Sequence[RowView], caps: Sequence[int], most: int
+) -> tuple[Floats, Floats]:
+    """Gains ``(SAMPLES, most + 1)`` of all rows, and tokens the longest draft had."""
+    total = np.zeros((SAMPLES, most + 1))
+    there = np.zeros(SAMPLES)
+    for row, cap in zip(rows, caps, strict=True):
+        if not cap:
+            continue
+        ring = learner.history.ring(row)
+        total[:, : cap + 1] += ring.gains[:, : cap + 1]
+        if cap < most:
+            total[:, cap + 1 :] += ring.gains[:, cap : cap + 1]
+        np.maximum(there, np.minimum(ring.there, cap), out=there)
+    return total, there
+
+
+class Budget:
+    """Bounds, in seconds, what drafting may lose against plain decoding.
+
+    Losses may add up to a share of all time spent and a few rounds of credit;
+    gains pay them back, and a few are kept for worse times.
+    """
+
+    def __init__(self, share: float = SHARE) -> None:
+        self.share = share
+        self.earned = 0.0
+        self.lost = 0.0
+        self.pause = 0
+
+    def left(self, loss: float, plain_seconds: float) -> bool:
+        """Whether ``loss`` more may be risked."""
+        return self.lost + loss <= self.earned + CREDIT * plain_seconds
+
+    def charge(self, seconds: float, tokens: int, plain_rate: float, rows: int) -> None:
+        """A round that drafted took ``seconds`` for ``tokens``; plain makes ``plain_rate`` /s."""
+        loss = seconds - tokens / plain_rate
+        self.lost = max(self.lost + loss, self.earned - KEPT * rows / plain_rate)
+        self.pause = 0 if loss < 0.0 else PAUSE
+
+    def round(self, seconds: float) -> None:
+        """Any round earns."""
+        self.earned += self.share * seconds
+        self.pause -= 1
+
+
+class Switch:
+    """Drafting or not; entered again only for a clear difference."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+    def update(self, plain: float, best: float) -> bool:
+        self.on = best > plain * (1.0 if self.on else 1.0 + MARGIN)
+        return self.on
