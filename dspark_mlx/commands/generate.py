@@ -39,6 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop", action="append", default=[], metavar="S", help="end before this text; repeatable"
     )
+    parser.add_argument(
+        "--ignore-eos", action="store_true", help="go on past the model's end-of-text token"
+    )
     thinking = parser.add_mutually_exclusive_group()
     thinking.add_argument(
         "--thinking", action="store_true", default=None, help="let it think first"
@@ -175,6 +178,7 @@ def _request(args: argparse.Namespace) -> Request:
         cuts=cuts(args),
         stop=tuple(args.stop),
         thinking=args.thinking,
+        ignore_eos=args.ignore_eos,
     )
 
 
