@@ -19,6 +19,7 @@ from ..errors import DsparkError
 COMMANDS = {
     "generate": "write a reply to one prompt",
     "models": "list the known models, or fetch one",
+    "profile": "measure what a round costs on this machine",
 }
 
 EXIT_ERROR = 2

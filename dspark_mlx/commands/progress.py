@@ -8,7 +8,12 @@ from types import TracebackType
 
 from ..events import Loading
 
-_WORDS = {"download": "fetching", "convert": "converting", "load": "loading"}
+_WORDS = {
+    "download": "fetching",
+    "convert": "converting",
+    "load": "loading",
+    "profile": "measuring",
+}
 _REDRAW_SECONDS = 0.1
 
 
@@ -41,4 +46,6 @@ class ProgressLine:
         if event.stage == "download" and event.total:
             percent = 100 * event.done // event.total
             line += f"  {event.done / 1e6:,.0f} of {event.total / 1e6:,.0f} MB ({percent} %)"
+        if event.stage == "profile" and event.total:
+            line += f"  {100 * event.done // event.total} %"
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

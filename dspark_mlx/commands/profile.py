@@ -1,0 +1,81 @@
+"""``dspark profile``: measure what a round costs on this machine, store and show it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ..errors import UsageError
+from ..events import Loading, Notice
+from .options import add_model_flags, load_options
+from .output import write_text
+from .progress import ProgressLine
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser)
+    parser.set_defaults(p_min=0.0, p_survival_min=0.0)  # load_options asks for them
+    group = parser.add_argument_group("profile")
+    group.add_argument(
+        "--again", action="store_true", help="measure even if a stored measurement still holds"
+    )
+    group.add_argument(
+        "--budget",
+        type=float,
+        metavar="S",
+        help="spend about S seconds (default: 6 on a GPU, 24 on a CPU)",
+    )
+    group.add_argument(
+        "--max-rows",
+        type=int,
+        default=8,
+        metavar="N",
+        help="requests at once (default: %(default)s)",
+    )
+    group.add_argument("--json", action="store_true", help="print the cost table as JSON")
+    group.add_argument("--svg", type=Path, metavar="FILE", help="draw it")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.budget is not None and not args.budget > 0:
+        raise UsageError("--budget must be above 0 seconds")
+    if args.max_rows < 1:
+        raise UsageError("--max-rows must be 1 or more")
+    args.schedule = "fixed"  # what is measured does not depend on it, and it needs no measurement
+    notices: list[str] = []
+    with ProgressLine() as line:
+
+        def report(event: Loading | Notice) -> None:
+            if isinstance(event, Loading):
+                line(event)
+            else:
+                notices.append(event.message)
+
+        from ..bench import costs
+        from ..loading import load_engine
+        from ..profiling import cost_key, load_or_profile, profile_path
+
+        engine, loaded = load_engine(load_options(args, max_rows=args.max_rows), report)
+        cost = load_or_profile(
+            engine,
+            loaded.model,
+            loaded.drafter,
+            budget_seconds=args.budget,
+            report=report,
+            cache_dir=args.cache_dir,
+            again=args.again,
+        )
+    for message in notices:
+        print(f"dspark: {message}", file=sys.stderr)
+    if not cost.known:
+        raise UsageError(
+            f"{loaded.model} decodes plainly ({loaded.reason})", "there is nothing to measure"
+        )
+    print(cost.to_json() if args.json else costs.text(cost))
+    if args.svg:
+        write_text(args.svg, costs.svg(cost))
+    if not args.json and not notices:
+        path = profile_path(cost_key(engine, loaded.model, loaded.drafter), args.cache_dir)
+        print(f"stored in {path}")
+    return 0

@@ -1,0 +1,90 @@
+"""What a round costs on this machine: measured once, stored, measured again when it may differ.
+
+Makes a ``CostModel`` of an engine's target and proposers and keeps it as JSON
+in the user's cache folder, under a key that names everything it holds for.
+Decides nothing about lengths.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from ..engine import Engine
+from ..errors import ModelError, UsageError
+from ..events import Notice
+from ..schedule.cost import CostKey, CostModel
+from .profiler import Profiler, Report
+from .store import cost_key, covers, device_name, on_cpu, profile_path, read_profile, write_profile
+
+BUDGET_GPU, BUDGET_CPU = 6.0, 24.0  # seconds
+
+__all__ = [
+    "cost_key",
+    "default_budget",
+    "device_name",
+    "load_or_profile",
+    "profile_engine",
+    "profile_path",
+]
+
+
+def profile_engine(
+    engine: Engine,
+    budget_seconds: float | None = None,
+    report: Report = lambda event: None,
+    *,
+    key: CostKey | None = None,
+    cancel: threading.Event | None = None,
+) -> CostModel:
+    """Measure the engine's target and proposers, which must be idle.
+
+    Takes about ``budget_seconds`` (None: by device). Raises ModelError for a
+    model that cannot speculate, UsageError for an engine at work, Cancelled.
+    """
+    if engine.target.factory.unsupported:
+        kinds = ", ".join(engine.target.factory.unsupported)
+        raise ModelError(
+            f"this model's cache ({kinds}) cannot be rolled back, so nothing is drafted",
+            "there is nothing to measure; it decodes plainly",
+        )
+    if engine.active:
+        raise UsageError("an engine can be profiled only while it is idle")
+    return Profiler(engine, budget_seconds or default_budget(), report, cancel).run(key)
+
+
+def default_budget() -> float:
+    """Seconds a profile takes: a few on a GPU, more where one step alone takes a fifth."""
+    return BUDGET_CPU if on_cpu() else BUDGET_GPU
+
+
+def load_or_profile(
+    engine: Engine,
+    model: str,
+    drafter: str | None = None,
+    *,
+    budget_seconds: float | None = None,
+    report: Report = lambda event: None,
+    cancel: threading.Event | None = None,
+    cache_dir: Path | None = None,
+    again: bool = False,
+) -> CostModel:
+    """The stored measurement of this model, drafter, device and mlx, or a new one.
+
+    A model that cannot speculate gets an empty cost model. ``again`` measures
+    in any case. A measurement that cannot be stored is used all the same, and
+    reported as a Notice.
+    """
+    if engine.target.factory.unsupported:
+        return CostModel()
+    key = cost_key(engine, model, drafter)
+    path = profile_path(key, cache_dir)
+    stored = None if again else read_profile(path, key)
+    if stored is not None and covers(stored, engine):
+        return stored
+    cost = profile_engine(engine, budget_seconds, report, key=key, cancel=cancel)
+    try:
+        write_profile(path, cost)
+    except OSError as error:
+        report(Notice(f"the measured cost could not be stored in {path}: {error.strerror}"))
+    return cost

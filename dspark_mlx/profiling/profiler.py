@@ -1,0 +1,210 @@
+"""One measurement: passes over the shapes of ``grid``, within a budget of seconds.
+
+Every pass visits every shape, so that a hiccup spoils one sample of each and
+not all samples of one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from ..engine import Engine
+from ..events import Loading, Notice, StepDone
+from ..propose import Proposer
+from ..request import Request
+from ..schedule import make_policy
+from ..schedule.cost import CostKey, CostModel
+from ..sources.store import check_cancel
+from .fit import monotone, typical
+from .grid import DEEP, SHALLOW, Shape, grid
+from .site import Site
+from .store import device_name
+
+Report: TypeAlias = Callable[[Loading | Notice], None]
+Clock: TypeAlias = Callable[[], float]
+
+PASSES, LEAST_PASSES = 9, 3  # samples of a shape, its first run (kernels compile) not counted
+LOOKS = 5  # rounds with and without a look
+HOST_ROUNDS = 6
+
+
+class Profiler:
+    """One measurement. Samples are kept per shape, the first of each apart as its warm-up."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        budget: float,
+        report: Report,
+        cancel: threading.Event | None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.engine, self.budget = engine, budget
+        self._report, self._cancel, self._clock = report, cancel, clock
+        self._device = device_name()
+        self._proposers: dict[str, Proposer] = dict(engine.batch.proposers)
+        self._blocks = {name: p.block for name, p in self._proposers.items()}
+        self._first: dict[Shape, float] = {}
+        self._samples: dict[Shape, list[float]] = {}
+        self._seating: dict[tuple[int, int], float] = {}
+        self._began = clock()
+        self._told = -1
+
+    def run(self, key: CostKey | None) -> CostModel:
+        try:
+            shapes = self._choose()
+            while self._fewest(shapes) < PASSES:
+                enough = self._fewest(shapes) >= LEAST_PASSES
+                if enough and self._spent() + self._ahead(shapes) > self.budget:
+                    break
+                self._pass(shapes)
+            look = self._price_of_a_look()
+            overhead = self._overhead()
+        finally:
+            for proposer in self._proposers.values():
+                proposer.keep([])
+            mx.clear_cache()
+        self._say(1.0)
+        return self._cost(overhead=overhead, look=look, key=key)
+
+    def _choose(self) -> list[Shape]:
+        """The levels that fit into the budget; the first is measured whatever it costs."""
+        contexts = [SHALLOW, DEEP]
+        limit = self.engine.intake.context_limit
+        if limit:
+            contexts = [c for c in contexts if c + 64 <= limit] or [max(1, limit // 2)]
+        if self._kv_bytes(contexts[-1]) > self.engine.intake.kv_limit / 2:
+            contexts = contexts[:1]
+        first, *levels = grid(self.engine.max_rows, self._blocks, contexts)
+        self._pass(first)
+        self._pass(first)  # the first was a warm-up: only now the prices are real
+        chosen = list(first)
+        for level in levels:
+            ahead = self._ahead(chosen) * (LEAST_PASSES - 1)
+            ahead += self._ahead(level) * (LEAST_PASSES + 1)
+            if self._spent() + ahead > self.budget:
+                break
+            self._pass(level)
+            chosen += level
+        return chosen
+
+    def _ahead(self, shapes: Sequence[Shape]) -> float:
+        """Seconds that one pass over ``shapes`` will take, as far as is known."""
+        guess = self._cost()
+        seats = {(s.context, s.rows) for s in shapes}
+        slowest = max(self._seating.values())
+        return sum(_price(guess, s) for s in shapes) + sum(
+            self._seating.get(seat, slowest) for seat in seats
+        )
+
+    def _kv_bytes(self, context: int) -> float:
+        return self.engine.target.kv_bytes_per_token * context * self.engine.max_rows
+
+    def _pass(self, shapes: Sequence[Shape]) -> None:
+        """One sample of each shape; rows are seated once for all shapes of a site."""
+        sites = sorted({(s.context, s.rows) for s in shapes})
+        for context, rows in sites:
+            here = [s for s in shapes if (s.context, s.rows) == (context, rows)]
+            # Drafts first, then wide steps before narrow ones: a step of one token may
+            # leave work for the draft after it, which would be timed in the wrong place.
+            here.sort(key=lambda s: (not s.method, -s.size))
+            began = self._clock()
+            site = self._site(context, rows)
+            self._seating[context, rows] = self._clock() - began
+            for shape in here:
+                check_cancel(self._cancel)
+                if shape.method:
+                    seconds = site.draft(self._proposers[shape.method], shape.size)
+                else:
+                    seconds = site.step(shape.size)
+                if shape in self._first:
+                    self._samples.setdefault(shape, []).append(seconds)
+                else:
+                    self._first[shape] = seconds
+                self._say()
+            site.close()
+
+    def _site(self, context: int, rows: int) -> Site:
+        return Site(self.engine.target, list(self._proposers.values()), rows, context)
+
+    def _price_of_a_look(self) -> float:
+        """Median extra seconds of a round that reads its confidences before verifying."""
+        proposer = self._proposers.get(self.engine.intake.default_method)
+        if proposer is None or not proposer.taps:  # its drafts are on the host: nothing to wait for
+            return 0.0
+        site = self._site(SHALLOW, 1)
+        extra = []
+        for n in range(LOOKS + 1):
+            check_cancel(self._cancel)
+            # Which goes first alternates, so that a drift of the clock speed cancels out.
+            times = {look: site.round(proposer, proposer.block, look) for look in _order(n)}
+            extra.append(times[True] - times[False])
+            self._say()
+        site.close()
+        return max(0.0, median(extra[1:]))
+
+    def _overhead(self) -> float:
+        """Median host seconds of real rounds: committing, reporting, rolling back."""
+        old = self.engine
+        engine = Engine(
+            old.target,
+            old.tokenizer,
+            list(self._proposers.values()),
+            make_policy("fixed"),
+            default_method=old.intake.default_method,
+            max_rows=1,
+            reuse=False,
+        )
+        tokens = tuple(1 + k % 4 for k in range(16))
+        engine.submit(Request("profile", tokens=tokens, max_tokens=64, ignore_eos=True))
+        host: list[float] = []
+        while engine.active and len(host) < HOST_ROUNDS:
+            check_cancel(self._cancel)
+            host += [e.host_seconds for e in engine.step() if isinstance(e, StepDone)]
+            self._say()
+        engine.abandon("profiled")
+        return median(host[1:] or host)
+
+    def _cost(
+        self, overhead: float = 0.0, look: float = 0.0, key: CostKey | None = None
+    ) -> CostModel:
+        step: dict[int, dict[int, dict[int, float]]] = {}
+        draft: dict[str, dict[int, dict[int, float]]] = {}
+        for shape, first in self._first.items():
+            seconds = typical(self._samples.get(shape) or [first])
+            table = draft.setdefault(shape.method, {}) if shape.method else None
+            if table is None:
+                table = step.setdefault(shape.context, {})
+            table.setdefault(shape.rows, {})[shape.size] = seconds
+        step = {context: monotone(by_rows) for context, by_rows in step.items()}
+        draft = {method: monotone(by_rows) for method, by_rows in draft.items()}
+        return CostModel(step, draft, overhead=overhead, look=look, key=key)
+
+    def _fewest(self, shapes: Sequence[Shape]) -> int:
+        return min(len(self._samples.get(shape, ())) for shape in shapes)
+
+    def _spent(self) -> float:
+        return self._clock() - self._began
+
+    def _say(self, done: float | None = None) -> None:
+        share = min(0.99, self._spent() / self.budget) if done is None else done
+        percent = int(100 * share)
+        if percent > self._told:
+            self._told = percent
+            self._report(Loading("profile", percent, 100, self._device))
+
+
+def _price(cost: CostModel, shape: Shape) -> float:
+    if not shape.method:
+        return cost.seconds(shape.rows, shape.size, shape.context)
+    return float(cost.drafts(shape.method, shape.rows, shape.size)[-1])
+
+
+def _order(n: int) -> tuple[bool, bool]:
+    return (True, False) if n % 2 else (False, True)

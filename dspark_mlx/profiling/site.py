@@ -1,0 +1,137 @@
+"""Single rounds of a model and its proposers with nothing but their cost in them.
+
+A ``Site`` seats R rows of a given context length and runs the parts of a round
+on them: a draft, a target step of W tokens with all that belongs to it
+(choice, features, rollback), and the two together with and without a look at
+the confidences in between. What the tokens say does not matter to the time, so
+caches are filled with zeros instead of prefilled. Owns no clock policy: which
+shapes are run, how often, and what is made of it belongs to ``profiler``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ..cache import GROWTH, SLACK, RowsKV
+from ..propose import Draft, DraftRow, Proposer
+from ..request import SamplingParams
+from ..rows import Rows
+from ..target import Target
+from ..verify import RowSpec, verify
+
+DRAFT_CONTEXT = 64  # positions in a proposer's own context; its cost hardly depends on them
+_GREEDY = SamplingParams(seed=0)
+
+
+class Site:
+    """``rows`` rows of ``context`` cached positions; each method runs one part, in seconds."""
+
+    def __init__(
+        self, target: Target, proposers: Sequence[Proposer], rows: int, context: int
+    ) -> None:
+        self.rows, self.context = rows, context
+        self._target = target
+        self._proposers = list(proposers)
+        self._taps = tuple(dict.fromkeys(t for p in proposers for t in p.taps))
+        self._cache = blank_rows(target, rows, context)
+        self._seat()
+
+    def close(self) -> None:
+        """Take the rows away from the proposers."""
+        for proposer in self._proposers:
+            proposer.keep([])
+
+    # -- the parts of a round -----------------------------------------------------------
+
+    def draft(self, proposer: Proposer, width: int) -> float:
+        """``proposer`` drafts ``width`` tokens for every row."""
+        began = time.perf_counter()
+        draft = proposer.propose(self._draft_rows(width))
+        mx.eval(draft.tokens, draft.confidence)
+        return time.perf_counter() - began
+
+    def step(self, width: int) -> float:
+        """One target step on ``width`` tokens a row, the anchor among them."""
+        tokens = mx.full((self.rows, width), 1, dtype=mx.int32)
+        mx.eval(tokens)
+        began = time.perf_counter()
+        self._step(tokens, [])
+        return time.perf_counter() - began
+
+    def round(self, proposer: Proposer, width: int, look: bool) -> float:
+        """Draft ``width`` tokens and verify them; ``look`` reads the confidences in between."""
+        began = time.perf_counter()
+        draft = proposer.propose(self._draft_rows(width))
+        width = draft.tokens.shape[1]
+        if look:
+            mx.eval(draft.tokens, draft.confidence)
+            draft.confidence_rows()
+        anchors = mx.full((self.rows, 1), 1, dtype=mx.int32)
+        tokens = mx.concatenate([anchors, draft.tokens[:, :width]], axis=1)
+        self._step(tokens, [draft.tokens, draft.confidence], draft)
+        return time.perf_counter() - began
+
+    # -- inside -------------------------------------------------------------------------
+
+    def _seat(self) -> None:
+        # A text that repeats, so that a proposer that looks for repetitions has some.
+        text = [1 + k % 4 for k in range(DRAFT_CONTEXT)]
+        features: mx.array | None = None
+        if self._taps:
+            size = len(self._taps) * self._target.hidden_size
+            features = mx.zeros((1, len(text), size), dtype=self._target.dtype)
+        for proposer in self._proposers:
+            proposer.keep([])
+            for _ in range(self.rows):
+                row = proposer.new_row()
+                mx.eval(proposer.prefill(row, text, self._share(proposer, features)))
+                proposer.join(row)
+
+    def _draft_rows(self, width: int) -> list[DraftRow]:
+        return [DraftRow(1, DRAFT_CONTEXT, _GREEDY, width)] * self.rows
+
+    def _step(self, tokens: mx.array, waiting: list[mx.array], draft: Draft | None = None) -> None:
+        """As the engine verifies: forward, choice, features to the proposers, rollback."""
+        width = tokens.shape[1]
+        logits, features = self._target.forward(tokens, self._cache, self._taps)
+        specs = [RowSpec(_GREEDY, self.context, width - 1)] * self.rows
+        verdict = verify(tokens[:, 1:] if width > 1 else None, logits, specs)
+        waiting = [*waiting, verdict.accepted, verdict.token, *self._cache.arrays]
+        for proposer in self._proposers:
+            waiting += proposer.absorb(self._share(proposer, features))
+        mx.eval(waiting)
+        verdict.accepted.tolist()
+        self._cache.roll_back([self.context] * self.rows)
+        for proposer in self._proposers:
+            proposer.settle([[1]] * self.rows, [width - 1] * self.rows, [0] * self.rows)
+
+    def _share(self, proposer: Proposer, features: mx.array | None) -> mx.array | None:
+        if features is None or not proposer.taps:
+            return None
+        size = self._target.hidden_size
+        return features[..., : len(proposer.taps) * size]
+
+
+def blank_rows(target: Target, rows: int, context: int) -> Rows:
+    """A KV state of ``rows`` rows that hold ``context`` positions of zeros."""
+    state = target.make_rows()
+    target.forward(mx.array([[1]], dtype=mx.int32), state)
+    mx.eval(state.arrays)
+    for layer in state.layers:
+        _fill(layer, rows, context)
+    state.lengths = [context] * rows
+    mx.eval(state.arrays)
+    return state
+
+
+def _fill(layer: RowsKV, rows: int, context: int) -> None:
+    held = context if layer.window is None else min(context, layer.window - 1 + SLACK)
+    layer.parts = [
+        mx.zeros((rows, part.shape[1], held + GROWTH, part.shape[3]), dtype=part.dtype)
+        for part in layer.parts
+    ]
+    layer.lengths = [context] * rows
+    layer.start = [context - held] * rows
