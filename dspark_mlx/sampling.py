@@ -2,10 +2,12 @@
 
 p is the target's distribution and q the drafter's; both come from
 ``log_weights`` with the same parameters, in float32. Every random draw is named
-by (seed, position, purpose), not by a running state: what is drawn for a
-position does not depend on how many drafts were made on the way, so a reply
+by (seed, position, purpose), not by a running state: what the target draws for
+a position does not depend on how many drafts were made on the way, so a reply
 with a given seed can be repeated with or without speculation, alone or in a
-batch.
+batch. Independent drafts are the exception that proves exactness: a position
+drafted again in a later round gets fresh noise, because a policy may have seen
+what followed from the first draft.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ class Purpose(enum.IntEnum):
     TOKEN = 0  # the target's own choice at a position (and a coupled draft's)
     ACCEPT = 1  # whether a drafted token is accepted, in rejection sampling
     RESIDUAL = 2  # the replacement for a rejected token
-    DRAFT = 3  # an independent draft
+    DRAFT = 3  # an independent draft, named by its block's start and its slot
 
 
 def log_weights(logits: mx.array, params: SamplingParams) -> mx.array:
@@ -42,7 +44,9 @@ def log_weights(logits: mx.array, params: SamplingParams) -> mx.array:
         logprobs = apply_min_p(logprobs, params.min_p)
     if 0 < params.top_k < logits.shape[-1]:
         logprobs = apply_top_k(logprobs, params.top_k)
-    return logprobs * (1.0 / params.temperature)
+    # The largest is 0, so that no temperature, however small, overflows all of them.
+    logprobs = logprobs - mx.max(logprobs, axis=-1, keepdims=True)
+    return logprobs * min(1.0 / max(params.temperature, 1e-30), 1e30)
 
 
 def probabilities(logits: mx.array, params: SamplingParams) -> mx.array:
@@ -50,16 +54,19 @@ def probabilities(logits: mx.array, params: SamplingParams) -> mx.array:
     return mx.softmax(log_weights(logits, params), axis=-1, precise=True)
 
 
-def key(seed: int, position: int, purpose: Purpose) -> mx.array:
-    """The random key of one draw: a distinct Threefry key for each argument triple."""
-    low = (seed + 0x9E3779B9 * purpose) & 0xFFFFFFFF
+def key(seed: int, position: int, purpose: Purpose, slot: int = 0) -> mx.array:
+    """The random key of one draw: for one seed, a distinct Threefry key for each other argument.
+
+    ``slot`` is for the purpose ``DRAFT`` only, the last of them.
+    """
+    low = (seed + 0x9E3779B9 * (purpose + slot)) & 0xFFFFFFFF
     high = ((seed >> 32) ^ position) & 0xFFFFFFFF
     return mx.array([low, high], dtype=mx.uint32)
 
 
-def gumbel(vocab: int, seed: int, position: int, purpose: Purpose) -> mx.array:
+def gumbel(vocab: int, seed: int, position: int, purpose: Purpose, slot: int = 0) -> mx.array:
     """Gumbel noise ``(V,)``: the argmax of log-weights plus it is a sample."""
-    return mx.random.gumbel((vocab,), key=key(seed, position, purpose))
+    return mx.random.gumbel((vocab,), key=key(seed, position, purpose, slot))
 
 
 def uniform(seed: int, position: int, purpose: Purpose) -> mx.array:

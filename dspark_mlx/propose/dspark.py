@@ -167,7 +167,7 @@ class _BlockSampler:
             noise = noise[: weights.shape[0]] if self._map is None else noise[self._map]
         else:
             self._q[r].append(mx.softmax(weights, axis=-1, precise=True))
-            noise = gumbel(weights.shape[0], seed, position, Purpose.DRAFT)
+            noise = gumbel(weights.shape[0], seed, row.position, Purpose.DRAFT, k)
         return mx.argmax(weights + noise)
 
     def _spread(self, q: mx.array) -> mx.array:
