@@ -15,6 +15,8 @@ _INCOMPLETE = "\ufffd"
 # A character is at most 4 bytes, so this many tokens without a complete one are
 # not the beginning of a character but bytes that form none.
 _LONGEST_WAIT = 16
+# What a coming token may still complete began in one of the last this many tokens.
+_UNDECIDED = 3
 
 
 class StreamDecoder:
@@ -26,32 +28,37 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._decode = tokenizer.decode
+        # From the safe point on; the text of the first ``_given`` of them was given out.
         self._tokens: list[int] = []
-        self._safe = 0  # decoding starts here
-        self._given = 0  # text of the tokens before this was given out
+        self._given = 0
 
     def push(self, token: int) -> str:
         """The text that ``token`` makes certain; may be empty."""
         self._tokens.append(token)
-        text = self._tail(len(self._tokens))
-        waiting = len(self._tokens) - self._given
-        if text.endswith(_INCOMPLETE) and waiting < _LONGEST_WAIT:
+        text = self._text(0, len(self._tokens))
+        if not text.endswith(_INCOMPLETE):
+            return self._advance(text, len(self._tokens))
+        if len(self._tokens) - self._given < _LONGEST_WAIT:
             return ""
-        return self._advance(text)
+        for cut in range(len(self._tokens) - _UNDECIDED, self._given, -1):
+            head = self._text(0, cut)
+            if text == head + self._text(cut, len(self._tokens)):  # no character spans the cut
+                return self._advance(head, cut)
+        return ""
 
     def finish(self) -> str:
         """What was held back, as it stands."""
-        return self._advance(self._tail(len(self._tokens)))
+        end = len(self._tokens)
+        return self._advance(self._text(0, end), end)
 
-    def _tail(self, end: int) -> str:
-        return str(self._decode(self._tokens[self._safe : end]))
+    def _text(self, begin: int, end: int) -> str:
+        return str(self._decode(self._tokens[begin:end]))
 
-    def _advance(self, text: str) -> str:
-        new = text[len(self._tail(self._given)) :]
-        self._safe, self._given = self._given, len(self._tokens)
-        self._tokens = self._tokens[self._safe :]
-        self._given -= self._safe
-        self._safe = 0
+    def _advance(self, text: str, end: int) -> str:
+        """Give out the rest of ``text``, that of the first ``end`` tokens."""
+        new = text[len(self._text(0, self._given)) :]
+        self._tokens = self._tokens[self._given :]
+        self._given = end - self._given
         return new
 
 
