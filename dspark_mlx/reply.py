@@ -55,8 +55,10 @@ class Reply:
         self.request = request
         self.tokens = list(prompt)
         self.prompt_tokens = len(self.tokens)
-        self.processors = tuple(self._guarded_processor(p) for p in processors)
-        self.sampler = self._guarded_sampler(request.sampler) if request.sampler else None
+        self.processors = tuple(self._guarded("a logits processor", p, False) for p in processors)
+        self.sampler = (
+            self._guarded("the sampler", request.sampler, True) if request.sampler else None
+        )
         self.status = Status.QUEUED
         self.method = "none"
         self.reused = 0
@@ -65,6 +67,8 @@ class Reply:
         self.message = ""
         self.hint = ""
         self.cancelled = False
+        # By the position whose token could not be chosen: why not.
+        self._broken: dict[int, str] = {}
         self._text = TextStream(tokenizer, request.stop)
         self._eos: frozenset[int] = (
             frozenset() if request.ignore_eos else frozenset(tokenizer.eos_token_ids)
@@ -112,27 +116,28 @@ class Reply:
             or self.request.sampling.draft_sampling != "probabilistic"
         )
 
-    def _guarded_processor(self, processor: Callable[..., Any]) -> Callable[..., Any]:
-        """A user's processor that, when it raises, fails this reply and no other."""
+    def _guarded(self, what: str, call: Callable[..., Any], chooses: bool) -> Callable[..., Any]:
+        """A user's processor or sampler that, when it raises, fails this reply and no other.
 
-        def guarded(tokens: Any, logits: Any) -> Any:
+        It is called for each position of a round, in order. Behind a drafted
+        token that is then rejected it sees a text that never was, so a failure
+        there counts only once the reply comes to stand there.
+        """
+        round, asked = -1, 0
+
+        def guarded(*given: Any) -> Any:
+            nonlocal round, asked
+            asked = asked + 1 if round == self.counts.rounds else 0
+            round = self.counts.rounds
             try:
-                return processor(tokens, logits)
+                made = call(*given)
+                if made.size != 1 if chooses else made.shape != given[-1].shape:
+                    raise ValueError(f"it returned an array of shape {made.shape}")
+                return made
             except Exception as error:
-                self.fail(f"a logits processor failed: {type(error).__name__}: {error}")
-                return logits
-
-        return guarded
-
-    def _guarded_sampler(self, sampler: Callable[..., Any]) -> Callable[..., Any]:
-        """The same for a user's sampler."""
-
-        def guarded(logprobs: Any) -> Any:
-            try:
-                return sampler(logprobs)
-            except Exception as error:
-                self.fail(f"the sampler failed: {type(error).__name__}: {error}")
-                return logprobs.argmax(axis=-1)
+                line = f"{what} failed: {type(error).__name__}: {error}"
+                self._broken.setdefault(len(self.tokens) + asked, line)
+                return given[-1].argmax(axis=-1) if chooses else given[-1]
 
         return guarded
 
@@ -153,13 +158,11 @@ class Reply:
         and how many of them were accepted drafts.
         """
         added: list[Token] = []
-        if self.ended:  # it failed while its tokens were chosen
-            return added, 0
-        now = time.perf_counter()
-        self._first = self._first or now
-        self._last = now
         survival = 1.0
         for k, id in enumerate([*drafted[:accepted], token]):
+            if len(self.tokens) in self._broken:
+                self.fail(self._broken[len(self.tokens)])
+                break
             chance = None
             if k < accepted and k < len(confidence):
                 chance = confidence[k]
@@ -177,6 +180,10 @@ class Reply:
             )
             if self.ended:
                 break
+        if added:
+            self._last = time.perf_counter()
+            self._first = self._first or self._last
+        self._broken.clear()
         used = min(accepted, len(added))
         self.counts.add(len(drafted), scheduled, used)
         return added, used
@@ -212,7 +219,7 @@ class Reply:
             generation_tokens=self.generated,
             prompt_seconds=self._prefilled - self._born,
             first_token_seconds=first - self._born,
-            generation_seconds=self._last - self._prefilled,
+            generation_seconds=max(0.0, self._last - self._prefilled),
             rounds=self.counts.rounds,
             drafted=self.counts.drafted,
             scheduled=self.counts.scheduled,
