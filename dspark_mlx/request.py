@@ -8,6 +8,8 @@ values.
 from __future__ import annotations
 
 import enum
+import math
+import numbers
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +26,11 @@ DRAFT_SAMPLINGS: tuple[DraftSampling, ...] = ("greedy", "coupled", "probabilisti
 def _require(ok: bool, what: str) -> None:
     if not ok:
         raise UsageError(what)
+
+
+def _whole(*values: Any) -> bool:
+    """Whether all are whole numbers, numpy's too."""
+    return all(isinstance(v, numbers.Integral) and not isinstance(v, bool) for v in values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +69,34 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _require(0.0 <= self.temperature < float("inf"), "temperature must be 0 or more")
         _require(0.0 < self.top_p <= 1.0, "top-p must be above 0 and at most 1")
-        _require(self.top_k >= 0, "top-k must be 0 (off) or more")
+        _require(_whole(self.top_k) and self.top_k >= 0, "top-k must be 0 (off) or more")
         _require(0.0 <= self.min_p <= 1.0, "min-p must be between 0 and 1")
         _require(
             self.draft_sampling in DRAFT_SAMPLINGS,
             f"draft sampling must be one of {', '.join(DRAFT_SAMPLINGS)}",
         )
-        _require(self.repetition_penalty > 0, "repetition penalty must be above 0")
-        _require(self.penalty_context > 0, "penalty context must be 1 or more")
+        _require(0 < self.repetition_penalty < math.inf, "repetition penalty must be above 0")
+        _require(
+            math.isfinite(self.presence_penalty) and math.isfinite(self.frequency_penalty),
+            "presence and frequency penalty must be finite",
+        )
+        _require(
+            _whole(self.penalty_context) and self.penalty_context > 0,
+            "penalty context must be 1 or more",
+        )
+        _require(
+            _whole(*self.logit_bias)
+            and all(isinstance(v, numbers.Real) and v < math.inf for v in self.logit_bias.values()),
+            "logit bias maps token ids to numbers below infinity",
+        )
         if self.seed is None:
             object.__setattr__(self, "seed", secrets.randbits(32))
-        _require(0 <= (self.seed or 0) < 2**64, "seed must be a whole number from 0 to 2^64 - 1")
+        _require(
+            _whole(self.seed) and 0 <= (self.seed or 0) < 2**64,
+            "seed must be a whole number from 0 to 2^64 - 1",
+        )
+        for name in ("top_k", "penalty_context", "seed"):
+            object.__setattr__(self, name, int(getattr(self, name)))
 
     @property
     def greedy(self) -> bool:
@@ -104,7 +128,8 @@ class Cuts:
 
     def __post_init__(self) -> None:
         _require(
-            self.draft_length is None or self.draft_length >= 0, "draft length must be 0 or more"
+            self.draft_length is None or (_whole(self.draft_length) and self.draft_length >= 0),
+            "draft length must be 0 or more",
         )
         _require(0.0 <= self.p_min <= 1.0, "p-min must be between 0 and 1")
         _require(0.0 <= self.p_survival_min <= 1.0, "p-survival-min must be between 0 and 1")
@@ -146,8 +171,15 @@ class Request:
     def __post_init__(self) -> None:
         given = [bool(self.messages), self.prompt is not None, self.tokens is not None]
         _require(sum(given) == 1, "give exactly one of messages, prompt and tokens")
-        _require(self.max_tokens == -1 or self.max_tokens > 0, "max tokens must be positive, or -1")
+        if self.tokens is not None:
+            _require(_whole(*self.tokens), "tokens must be token ids, whole numbers")
+            object.__setattr__(self, "tokens", tuple(map(int, self.tokens)))
+        _require(
+            _whole(self.max_tokens) and (self.max_tokens == -1 or self.max_tokens > 0),
+            "max tokens must be positive, or -1",
+        )
         _require(self.method in METHODS, f"method must be one of {', '.join(METHODS)}")
+        _require(not isinstance(self.stop, str), "stop must be a tuple of strings, not one string")
         _require(all(self.stop), "a stop string must not be empty")
 
 
