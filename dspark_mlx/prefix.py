@@ -26,6 +26,15 @@ class Prefix:
     method: str
     draft: Any
 
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + (self.draft.nbytes if isinstance(self.draft, Rows) else 0)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What must be evaluated for the state to stand without the rows it was taken from."""
+        return self.rows.arrays + (self.draft.arrays if isinstance(self.draft, Rows) else [])
+
 
 class PrefixStore:
     """The last few prefixes, at most ``limit_bytes`` of KV, least recently used out first."""
@@ -37,15 +46,15 @@ class PrefixStore:
 
     @property
     def nbytes(self) -> int:
-        return sum(entry.rows.nbytes for entry in self._entries)
+        return sum(entry.nbytes for entry in self._entries)
 
     def clear(self) -> None:
         self._entries.clear()
 
     def put(self, prefix: Prefix) -> None:
-        if not prefix.tokens or prefix.rows.nbytes > self._limit:
+        if not prefix.tokens or prefix.nbytes > self._limit:
             return
-        mx.eval(prefix.rows.arrays)
+        mx.eval(prefix.arrays)
         self._entries.append(prefix)
         self.shrink(self._limit)
 
