@@ -24,7 +24,7 @@ class EngineThread:
     """Runs an engine. All methods may be called from any thread.
 
     ``on_event`` (optional) is called on the engine's thread for each event, and
-    must return quickly; without it events wait for ``drain``.
+    must return quickly; without it, or once it has raised, events wait for ``drain``.
     """
 
     def __init__(self, on_event: Callable[[Event], None] | None = None) -> None:
@@ -108,9 +108,14 @@ class EngineThread:
 
     def _emit(self, event: Event) -> None:
         if self._on_event is not None:
-            self._on_event(event)
-        else:
-            self._events.put(event)
+            try:
+                self._on_event(event)
+                return
+            except Exception as error:
+                # The caller's fault must not end the thread: events wait for ``drain`` from now on.
+                self._on_event = None
+                self._events.put(Failed(f"on_event failed: {_describe(error)}"))
+        self._events.put(event)
 
     def _run(self) -> None:
         while True:
