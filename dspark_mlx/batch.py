@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from .errors import CacheError
 from .prefix import Prefix
 from .propose import Draft, DraftRow, Proposer
 from .reply import Reply
@@ -22,6 +23,12 @@ class Batch:
     """Row r belongs to ``replies[r]``; ``proposers`` are known by name."""
 
     def __init__(self, target: Target, proposers: Sequence[Proposer]) -> None:
+        kinds = ", ".join(target.factory.unsupported)
+        if kinds and proposers:
+            raise CacheError(
+                f"this model's cache ({kinds}) cannot be rolled back, so nothing can be drafted",
+                "use it without a proposer (method none)",
+            )
         self.proposers = {p.name: p for p in proposers}
         self.replies: list[Reply] = []
         self.rows: Rows | None = None
