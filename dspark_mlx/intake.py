@@ -74,6 +74,8 @@ class Intake:
         prompt = self._encode(request)
         if not prompt:
             raise UsageError("the prompt is empty")
+        for token in request.sampling.logit_bias:
+            self._check_id(token)
         if self.context_limit and len(prompt) >= self.context_limit:
             raise UsageError(
                 f"the prompt has {len(prompt)} tokens; the context is {self.context_limit}",
@@ -108,7 +110,8 @@ class Intake:
         while self.queue and len(self.joining) + len(decoding) < max_rows:
             reply = self.queue[0]
             active = [*decoding, *(r for r, _ in self.joining)]
-            reserved = sum(map(self._needs, active)) + self._needs(reply)
+            # Rows share one buffer a layer, so each takes as much as the longest.
+            reserved = (len(active) + 1) * max(map(self._needs, [*active, reply]))
             if active and reserved > self.kv_limit:
                 return
             self.queue.pop(0)
@@ -180,11 +183,15 @@ class Intake:
             )
         return request.method
 
+    def _check_id(self, token: int) -> None:
+        """MLX indexes without checking, so an id that does not exist must not come near it."""
+        if not 0 <= token < self._target.vocab_size:
+            raise UsageError(f"token id {token} is not in this model's vocabulary")
+
     def _encode(self, request: Request) -> list[int]:
         if request.tokens is not None:
             for token in request.tokens:
-                if not 0 <= token < self._target.vocab_size:
-                    raise UsageError(f"token id {token} is not in this model's vocabulary")
+                self._check_id(token)
             return list(request.tokens)
         if request.prompt is not None:
             return encode_text(self._tokenizer, request.prompt)
