@@ -7,6 +7,7 @@ is refused with the reason.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -82,30 +83,45 @@ def load(
     model_config: dict[str, Any] | None = None,
     adapter_path: str | None = None,
     lazy: bool = False,
+    return_config: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
     *,
     drafter: str | None = None,
     method: Method = "auto",
     **options: Any,
-) -> tuple[nn.Module, Any]:
+) -> tuple[Any, ...]:
     """A model and its tokenizer, with the drafter that belongs to it attached.
 
     ``path_or_hf_repo`` is a name from ``models.toml``, a folder or a Hub id;
-    ``drafter`` a folder or Hub id ("none": without). ``options`` are further
-    fields of ``loading.LoadOptions``. Raises DsparkError.
+    ``revision`` a branch, tag or commit of the latter; ``drafter`` a folder or
+    Hub id ("none": without). With ``return_config`` the model's config follows
+    as a third value. ``options`` are further fields of ``loading.LoadOptions``.
+    Raises DsparkError.
     """
     for name, value in (
         ("tokenizer_config", tokenizer_config),
         ("model_config", model_config),
         ("adapter_path", adapter_path),
+        ("trust_remote_code", trust_remote_code),
     ):
         if value:
             raise UsageError(
                 f"{name} is not supported by dspark_mlx.load",
                 "load with mlx_lm.load and pass that model to stream_generate",
             )
-    entry = Registry.load().resolve(path_or_hf_repo)
-    pair = load_pair(entry, LoadOptions(path_or_hf_repo, drafter=drafter, method=method, **options))
+    known = {field.name for field in dataclasses.fields(LoadOptions)} - {"model"}
+    for name in options:
+        if name not in known:
+            raise UsageError(
+                f"load has no option {name!r}", f"choose from {', '.join(sorted(known))}"
+            )
+    where = f"{path_or_hf_repo}@{revision}" if revision else path_or_hf_repo
+    entry = Registry.load().resolve(where)
+    pair = load_pair(entry, LoadOptions(where, drafter=drafter, method=method, **options))
     object.__setattr__(pair.target.model, "_dspark", pair)
+    if return_config:
+        return pair.target.model, pair.tokenizer, pair.target.config
     return pair.target.model, pair.tokenizer
 
 
@@ -129,7 +145,7 @@ def stream_generate(
     input_embeddings: mx.array | None = None,
     sampling: SamplingParams | None = None,
     cuts: Cuts | None = None,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     method: Method = "auto",
     schedule: str = "fixed",
     on_event: Callable[[Event], None] | None = None,
@@ -157,8 +173,7 @@ def stream_generate(
             "this prompt_cache is mlx-lm's, which cannot be rolled back",
             "make one with dspark_mlx.make_prompt_cache",
         )
-    if sampler is not None and sampling is not None:
-        raise UsageError("give sampler or sampling, not both")
+    _refuse_two(sampler, sampling)
     if not isinstance(tokenizer, TokenizerWrapper) and not hasattr(tokenizer, "eos_token_ids"):
         tokenizer = TokenizerWrapper(tokenizer)
     pair = _pair(model, tokenizer, draft_model, method, kv_bits, kv_group_size)
@@ -172,7 +187,7 @@ def stream_generate(
         max_tokens=max_tokens,
         sampling=sampling or SamplingParams(),
         cuts=cuts or Cuts(draft_length=num_draft_tokens),
-        stop=tuple(stop),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logits_processors=tuple(logits_processors or ()),
         sampler=None if sampler is greedy_sampler else sampler,
     )
@@ -216,8 +231,13 @@ def batch_generate(
     prompt_caches: None = None,
     max_tokens: int | Sequence[int] = 128,
     verbose: bool = False,
+    return_prompt_caches: bool = False,
     return_token_ids: bool = False,
+    return_logprobs: bool = False,
     *,
+    sampler: Callable[[mx.array], mx.array] | None = None,
+    logits_processors: Sequence[Callable[..., mx.array]] | None = None,
+    max_kv_size: int | None = None,
     sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     method: Method = "auto",
     schedule: str = "fixed",
@@ -232,8 +252,10 @@ def batch_generate(
     """
     from mlx_lm.generate import BatchResponse
 
-    if prompt_caches is not None:
+    if prompt_caches is not None or return_prompt_caches:
         raise UsageError("prompt_caches are not supported here", "use stream_generate for chats")
+    _refuse_max_kv_size(max_kv_size)
+    _refuse_two(sampler, sampling)
     pair = _pair(model, tokenizer, draft_model, method, kv_bits, None)
     engine = _engine(pair, schedule, method, 512, None, max_rows=max_rows)
     n = len(prompts)
@@ -241,8 +263,18 @@ def batch_generate(
     params = sampling or SamplingParams()
     each = [params] * n if isinstance(params, SamplingParams) else list(params)
     for i, (prompt, limit, one) in enumerate(zip(prompts, limits, each, strict=True)):
-        engine.submit(Request(str(i), tokens=tuple(prompt), max_tokens=limit, sampling=one))
+        engine.submit(
+            Request(
+                str(i),
+                tokens=tuple(prompt),
+                max_tokens=limit,
+                sampling=one,
+                logits_processors=tuple(logits_processors or ()),
+                sampler=None if sampler is greedy_sampler else sampler,
+            )
+        )
     tokens: list[list[int]] = [[] for _ in prompts]
+    logprobs: list[list[float]] = [[] for _ in prompts]
     counters = BatchCounters()
     start = BatchCountersSnapshot()
     ended = 0
@@ -252,7 +284,10 @@ def batch_generate(
                 counters.generation_steps += 1
                 counters.decode_time += event.round_seconds
                 for row in event.rows:
-                    tokens[int(row.request_id)] += [t.id for t in row.tokens]
+                    ids = [t.id for t in row.tokens]
+                    tokens[int(row.request_id)] += ids
+                    if return_logprobs:
+                        logprobs[int(row.request_id)] += _logprobs(engine, row.request_id, ids)
                     counters.generation_tokens += len(row.tokens)
             elif isinstance(event, Finished):
                 ended += 1
@@ -261,7 +296,8 @@ def batch_generate(
                 counters.prompt_tokens += event.prompt_tokens - event.reused_tokens
                 counters.prompt_time += event.prompt_seconds
                 if event.reason == "stop":
-                    tokens[int(event.request_id)].pop()
+                    for lists in (tokens, logprobs):
+                        del lists[int(event.request_id)][-1:]
                 if verbose:
                     print(f"[batch_generate] Finished processing {ended}/{n} ...", end="\r")
     if verbose:
@@ -269,7 +305,24 @@ def batch_generate(
     end = BatchCountersSnapshot(**vars(counters))
     stats = BatchCountersSnapshot.between(start, end)
     texts = [tokenizer.decode(ids) for ids in tokens]
-    return BatchResponse(texts, stats, None, tokens if return_token_ids else None, None)
+    return BatchResponse(
+        texts,
+        stats,
+        None,
+        tokens if return_token_ids else None,
+        logprobs if return_logprobs else None,
+    )
+
+
+def _logprobs(engine: Engine, request_id: str, ids: Sequence[int]) -> list[float]:
+    """The log-probabilities of the tokens a row has just committed."""
+    logits = engine.logits_of(request_id)
+    if logits is None or not ids:
+        return []
+    logits = logits[: len(ids)].astype(mx.float32)
+    chosen = mx.take_along_axis(logits, mx.array(ids)[:, None], axis=-1)[:, 0]
+    values: list[float] = (chosen - mx.logsumexp(logits, axis=-1)).tolist()
+    return values
 
 
 def _stream(
@@ -424,6 +477,11 @@ def _encode(tokenizer: Any, prompt: str | mx.array | Sequence[int]) -> list[int]
     if isinstance(prompt, mx.array):
         return [int(t) for t in prompt.tolist()]
     return list(prompt)
+
+
+def _refuse_two(sampler: object, sampling: object) -> None:
+    if sampler is not None and sampling is not None:
+        raise UsageError("give sampler or sampling, not both")
 
 
 def _refuse_max_kv_size(max_kv_size: int | None) -> None:
