@@ -97,6 +97,7 @@ class Engine:
         self._events: list[Event] = []
         self._logits: dict[str, mx.array] = {}
         self._ahead: Flight | None = None  # a plain round begun before the last was read
+        self._plain_rounds = 0  # how many more the policy has promised
 
     # -- requests come and go ---------------------------------------------------------
 
@@ -166,6 +167,7 @@ class Engine:
         """Draft, schedule, verify: built as one graph unless the policy looks in between."""
         views = tuple(self._view(reply) for reply in self.batch.replies)
         plan = self.policy.plan(views)
+        self._plain_rounds = plan.plain_ahead if not any(plan.widths) else 0
         draft = self.batch.draft(plan.widths)
         confidence = self._look(draft, clock) if plan.look and draft else None
         counts = draft.counts if draft else (0,) * len(views)
@@ -180,34 +182,32 @@ class Engine:
         return Flight(views, draft, schedule, verdict, features)
 
     def _launch_ahead(self, flight: Flight, clock: RoundClock) -> Flight | None:
-        """Begin the round after a plain one before the host has read it.
+        """Begin the next plain round before the host has read this one.
 
         The device then never waits for the host, as in plain generation. Only
-        when the next round is plain too and no row can end before it.
+        while the policy has promised plain rounds and no row can end before.
         """
         replies = self.batch.replies
-        if flight.draft is not None or any(
+        if self._plain_rounds < 1 or any(
             reply.remaining < 2 or reply.processors or reply.sampler for reply in replies
         ):
             return None
+        self._plain_rounds -= 1
         views = tuple(
             dataclasses.replace(view, context=view.context + 1, remaining=view.remaining - 1)
             for view in flight.views
         )
-        plan = self.policy.plan(views)
-        if any(plan.widths):
-            return None
-        schedule = self.policy.schedule(views, (0,) * len(views), None)
         mx.async_eval(flight.arrays)
         with clock.model():
             logits, features = self.batch.forward_tokens(flight.verdict.token[:, None])
         verdict = verify(None, logits, [self._spec(reply, None, 0, 1) for reply in replies])
-        ahead = Flight(views, None, schedule, verdict, features)
+        ahead = Flight(views, None, flight.schedule, verdict, features)
         mx.async_eval(ahead.arrays)
         return ahead
 
     def _call_back(self) -> None:
-        """Undo a round that was begun ahead for rows that have changed since."""
+        """Undo a round that was begun ahead for rows that change now."""
+        self._plain_rounds = 0
         if self._ahead is None:
             return
         self._ahead = None

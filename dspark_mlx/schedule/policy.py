@@ -49,10 +49,16 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tokens to draft per row (0: decode that row plainly), and whether to look first."""
+    """Tokens to draft per row (0: decode that row plainly), and whether to look first.
+
+    ``plain_ahead`` promises that so many rounds after this one are plain too, if
+    the rows stay: the engine then begins each before it has read the last, and
+    does not ask again. Only for plans that draft nothing.
+    """
 
     widths: tuple[int, ...]
     look: bool
+    plain_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from ..request import Cuts
 from .cuts import any_looks, limit, stricter
 from .policy import Outcome, Plan, RowView, Schedule
 
+FOREVER = 1 << 30  # rounds: static limits never change their mind
+
 
 class Off:
     """Plain decoding: nothing is drafted."""
@@ -20,7 +22,7 @@ class Off:
     name = "off"
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
-        return Plan(widths=(0,) * len(rows), look=False)
+        return Plan(widths=(0,) * len(rows), look=False, plain_ahead=FOREVER)
 
     def schedule(
         self,
@@ -46,7 +48,7 @@ class Threshold:
         most = self.cuts.draft_length
         widths = tuple(row.cap if most is None else min(row.cap, most) for row in rows)
         look = any(widths) and (self.cuts.look or any_looks(rows))
-        return Plan(widths=widths, look=look)
+        return Plan(widths=widths, look=look, plain_ahead=0 if any(widths) else FOREVER)
 
     def schedule(
         self,
