@@ -17,9 +17,11 @@ from typing import NoReturn
 from ..errors import DsparkError
 
 COMMANDS = {
+    "bench": "compare methods and schedules side by side",
     "generate": "write a reply to one prompt",
     "models": "list the known models, or fetch one",
     "profile": "measure what a round costs on this machine",
+    "train": "train a drafter for a target",
 }
 
 EXIT_ERROR = 2

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ..loading import LoadOptions
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, *, decoding: bool = True) -> None:
+    """Which model and how to load it; ``decoding``: also how to decode with it."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -27,15 +28,16 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="a drafter's folder or Hub id, or none (default: the model's)",
     )
-    group.add_argument(
-        "--method", default="auto", choices=METHODS, help="how to draft (default: %(default)s)"
-    )
-    group.add_argument(
-        "--schedule",
-        default=None,
-        choices=POLICIES,
-        help="how to choose what is verified (default: threshold with --p-… flags, else fixed)",
-    )
+    if decoding:
+        group.add_argument(
+            "--method", default="auto", choices=METHODS, help="how to draft (default: %(default)s)"
+        )
+        group.add_argument(
+            "--schedule",
+            default=None,
+            choices=POLICIES,
+            help="how to choose what is verified (default: threshold with --p-… flags, else fixed)",
+        )
     group.add_argument(
         "--dtype",
         default="auto",

@@ -14,8 +14,8 @@ from .progress import ProgressLine
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser)
-    parser.set_defaults(p_min=0.0, p_survival_min=0.0)  # load_options asks for them
+    add_model_flags(parser, decoding=False)
+    parser.set_defaults(method="auto", schedule="fixed", p_min=0.0, p_survival_min=0.0)
     group = parser.add_argument_group("profile")
     group.add_argument(
         "--again", action="store_true", help="measure even if a stored measurement still holds"
@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--budget must be above 0 seconds")
     if args.max_rows < 1:
         raise UsageError("--max-rows must be 1 or more")
-    args.schedule = "fixed"  # what is measured does not depend on it, and it needs no measurement
     notices: list[str] = []
     with ProgressLine() as line:
 

@@ -1,4 +1,4 @@
-"""One line on stderr that follows a download or a conversion; silent where nobody looks."""
+"""One line on stderr that follows what takes long; silent where nobody looks."""
 
 from __future__ import annotations
 
@@ -38,14 +38,18 @@ class ProgressLine:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def __call__(self, event: Loading) -> None:
-        now = time.monotonic()
-        if not self._shown or (now - self._drawn_at < _REDRAW_SECONDS and event.done < event.total):
-            return
-        self._drawn_at, self._dirty = now, True
         line = f"{_WORDS.get(event.stage, event.stage)} {event.detail}"
         if event.stage == "download" and event.total:
             percent = 100 * event.done // event.total
             line += f"  {event.done / 1e6:,.0f} of {event.total / 1e6:,.0f} MB ({percent} %)"
         if event.stage == "profile" and event.total:
             line += f"  {100 * event.done // event.total} %"
+        self.show(line, last=event.done >= event.total)
+
+    def show(self, line: str, *, last: bool = False) -> None:
+        """Any other line; ``last`` is drawn however soon it follows another."""
+        now = time.monotonic()
+        if not self._shown or (now - self._drawn_at < _REDRAW_SECONDS and not last):
+            return
+        self._drawn_at, self._dirty = now, True
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

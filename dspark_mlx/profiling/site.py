@@ -37,6 +37,7 @@ class Site:
         self._proposers = list(proposers)
         self._taps = tuple(dict.fromkeys(t for p in proposers for t in p.taps))
         self._cache = blank_rows(target, rows, context)
+        self._drafted_from = DRAFT_CONTEXT
         self._seat()
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class Site:
                 proposer.join(row)
 
     def _draft_rows(self, width: int) -> list[DraftRow]:
-        return [DraftRow(1, DRAFT_CONTEXT, _GREEDY, width)] * self.rows
+        return [DraftRow(1, self._drafted_from + 1, _GREEDY, width)] * self.rows
 
     def _step(self, tokens: mx.array, waiting: list[mx.array], draft: Draft | None = None) -> None:
         """As the engine verifies: forward, choice, features to the proposers, rollback."""
@@ -105,6 +106,7 @@ class Site:
         mx.eval(waiting)
         verdict.accepted.tolist()
         self._cache.roll_back([self.context] * self.rows)
+        self._drafted_from += 1
         for proposer in self._proposers:
             proposer.settle([[1]] * self.rows, [width - 1] * self.rows, [0] * self.rows)
 

@@ -1,0 +1,232 @@
+"""How a policy responds to load: one side decodes while another program comes and goes.
+
+Phases off, on, off of as many rounds each; per round what was scheduled,
+predicted and measured. The text is compared with what was written without load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, pairwise
+from statistics import mean, median
+from typing import Any
+
+from ..events import StepDone
+from ..request import Request
+from . import picture
+from .load import CompetingLoad
+from .sides import EngineSide
+from .tables import number, table
+
+PHASES = ("off", "on", "off")
+WINDOW = 5  # rounds a length is averaged over when its move is looked for
+SETTLE = 15  # rounds in which it must have moved
+MOVED = 0.25  # tokens; a smaller difference between phases is none
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One round of one row."""
+
+    phase: int
+    length: float
+    round_seconds: float
+    tps: float
+    predicted_seconds: float | None
+    predicted_tps: float | None
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """``moved[p]``: rounds after phase p began until its length had moved, None if it need not.
+
+    ``unchanged``: every text was what it is without load.
+    """
+
+    side: str
+    load: str
+    points: tuple[Point, ...]
+    unchanged: bool
+    replies: int
+
+    def phase(self, p: int) -> list[Point]:
+        return [point for point in self.points if point.phase == p]
+
+    @property
+    def moved(self) -> tuple[int | None, ...]:
+        lengths = [[point.length for point in self.phase(p)] for p in range(len(PHASES))]
+        return tuple(rounds_to_move(before, after) for before, after in pairwise(lengths))
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "moved": self.moved}
+
+
+def rounds_to_move(before: Sequence[float], after: Sequence[float]) -> int | None:
+    """Rounds of ``after`` until its running mean is past half way to where it settles.
+
+    None when the two phases settle at the same length, so that nothing had to move.
+    """
+    if len(before) < WINDOW or len(after) < WINDOW:
+        return None
+    start, goal = mean(_settled(before)), mean(_settled(after))
+    if abs(goal - start) < MOVED:
+        return None
+    middle = (start + goal) / 2
+    for n in range(len(after) - WINDOW + 1):
+        now = mean(after[n : n + WINDOW])
+        if (now - middle) * (goal - start) >= 0:
+            return n
+    return len(after)
+
+
+def _settled(lengths: Sequence[float]) -> Sequence[float]:
+    return lengths[SETTLE:] if len(lengths) > 2 * SETTLE else lengths[len(lengths) // 2 :]
+
+
+def respond(
+    side: EngineSide,
+    prompts: Sequence[Sequence[int]],
+    load: CompetingLoad,
+    *,
+    rounds: int = 40,
+    max_tokens: int = 128,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Response:
+    """Decode ``prompts`` one after another, over and over, until every phase has its rounds."""
+    points: list[Point] = []
+    texts: dict[int, list[tuple[int, ...]]] = {}
+    supply = cycle(enumerate(prompts))
+    with load:
+        while len(points) < rounds * len(PHASES):
+            i, prompt = next(supply)
+            written: list[int] = []
+            name = f"load-{len(points)}"
+            side.engine.submit(Request(name, tokens=tuple(prompt), max_tokens=max_tokens))
+            while side.engine.active and len(points) < rounds * len(PHASES):
+                phase = len(points) // rounds
+                if PHASES[phase] == "on":
+                    load.on()
+                else:
+                    load.off()
+                progress(len(points), rounds * len(PHASES), f"{side.name}, load {PHASES[phase]}")
+                for event in side.engine.step():
+                    if isinstance(event, StepDone):
+                        points.append(_point(phase, event))
+                        written += [t.id for t in event.rows[0].tokens]
+            side.engine.cancel(name)
+            side.engine.step()
+            texts.setdefault(i, []).append(tuple(written))
+    for i in texts:  # what is written when nobody else is there
+        texts[i].append(side.run([prompts[i]], max_tokens, 0.0, 0).tokens[0])
+    return Response(
+        side=side.name,
+        load=f"{load.spec.kind}:{load.spec.processes}",
+        points=tuple(points),
+        unchanged=all(_one_text(found) for found in texts.values()),
+        replies=sum(len(found) - 1 for found in texts.values()),
+    )
+
+
+def _point(phase: int, event: StepDone) -> Point:
+    return Point(
+        phase=phase,
+        length=mean(row.scheduled for row in event.rows),
+        round_seconds=event.round_seconds,
+        tps=event.tps,
+        predicted_seconds=event.predicted_seconds,
+        predicted_tps=event.predicted_tps,
+        slowdown=event.load.slowdown_fast,
+    )
+
+
+def _one_text(texts: Sequence[Sequence[int]]) -> bool:
+    """Whether they all begin alike: one may have been cut short by the end of a phase."""
+    whole = max(texts, key=len)
+    return all(list(text) == list(whole[: len(text)]) for text in texts)
+
+
+def text(response: Response) -> str:
+    rows = []
+    for p, word in enumerate(PHASES):
+        here = response.phase(p)
+        moved = "" if p == 0 else _words(response.moved[p - 1])
+        rows.append(
+            [
+                f"load {word}",
+                str(len(here)),
+                number(mean(point.length for point in here)),
+                number(1e3 * median(point.round_seconds for point in here), 1),
+                _predicted(here),
+                number(median(point.tps for point in here)),
+                number(median(point.slowdown for point in here)),
+                moved,
+            ]
+        )
+    head = ("", "rounds", "verified", "ms", "predicted", "tok/s", "slowdown", "moved after")
+    same = "unchanged" if response.unchanged else "CHANGED"
+    return "\n".join(
+        [
+            f"response of {response.side} to {response.load}",
+            table(head, rows),
+            f"output {same} in {response.replies} replies",
+        ]
+    )
+
+
+def charts(response: Response) -> list[picture.Chart]:
+    n = len(response.points)
+    on = [float(i) for i, p in enumerate(response.points) if PHASES[p.phase] == "on"]
+    bands = ((min(on), max(on), f"{response.load} on"),) if on else ()
+
+    def series(name: str, values: Sequence[float | None], step: bool = False) -> picture.Series:
+        points = tuple((float(i), float("nan") if v is None else v) for i, v in enumerate(values))
+        return picture.Series(name, points, step)
+
+    lengths = [p.length for p in response.points]
+    smooth = [mean(lengths[max(0, i - WINDOW + 1) : i + 1]) for i in range(n)]
+    return [
+        picture.Lines(
+            f"Tokens verified a round, {response.side}",
+            "round",
+            "drafted tokens verified",
+            (series("scheduled", lengths, True), series(f"mean of {WINDOW}", smooth)),
+            bands,
+        ),
+        picture.Lines(
+            "Round time",
+            "round",
+            "ms",
+            (
+                series("measured", [1e3 * p.round_seconds for p in response.points]),
+                series(
+                    "predicted",
+                    [
+                        None if p.predicted_seconds is None else 1e3 * p.predicted_seconds
+                        for p in response.points
+                    ],
+                ),
+            ),
+            bands,
+        ),
+        picture.Lines(
+            "Throughput",
+            "round",
+            "tokens/s",
+            (
+                series("measured", [p.tps for p in response.points]),
+                series("predicted", [p.predicted_tps for p in response.points]),
+            ),
+            bands,
+        ),
+    ]
+
+
+def _predicted(points: Sequence[Point]) -> str:
+    known = [p.predicted_seconds for p in points if p.predicted_seconds is not None]
+    return number(1e3 * median(known), 1) if known else "–"
+
+
+def _words(moved: int | None) -> str:
+    return "same length" if moved is None else f"{moved} rounds"

@@ -1,0 +1,204 @@
+"""What a benchmark measured: one ``Run`` at a time, summed up per cell, and as JSON. Pure.
+
+A *cell* is one side (a method with its schedule, the baseline or a peer) on one
+domain at one temperature and concurrency. A *run* is one group of prompts
+served at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One group of prompts answered. Seconds are decoding only, prefill apart.
+
+    ``tokens`` are the replies. ``row_rounds`` counts rounds of single rows (0:
+    not known, as for a peer); the other counts are sums over those. ``reached``
+    and ``survived`` count verified and accepted tokens by draft position.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    seconds: float
+    first_token_seconds: tuple[float, ...]
+    row_rounds: int = 0
+    drafted: int = 0
+    scheduled: int = 0
+    accepted: int = 0
+    reached: tuple[int, ...] = ()
+    survived: tuple[int, ...] = ()
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    host_seconds: float = 0.0
+    joules: float | None = None
+    rules: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class CellName:
+    side: str
+    domain: str
+    temperature: float
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where a reply left the reference. ``margin``: the target's top-2 logit difference there.
+
+    ``near_tie``: so small that rounding alone explains it.
+    """
+
+    side: str
+    prompt: str
+    position: int
+    margin: float
+    near_tie: bool
+    temperature: float = 0.0
+    concurrency: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The runs of a cell in figures. Rates are medians over repeats, with the extremes.
+
+    ``ratio`` is against the baseline's rate in the same repeat.
+    ``accepted_length`` counts the target's own token too. Shares are of the
+    rounds' time; what is left is the model's graph being built.
+    """
+
+    name: CellName
+    replies: int
+    tokens: int
+    tps: float
+    tps_low: float
+    tps_high: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    first_token_seconds: float
+    accepted_length: float | None
+    drafted_length: float | None
+    scheduled_length: float | None
+    acceptance: tuple[float, ...]
+    waste: float | None
+    draft_share: float | None
+    verify_share: float | None
+    host_share: float | None
+    joules_per_token: float | None
+    rules: dict[str, int]
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything of one benchmark. ``runs[cell][repeat]`` lists its groups."""
+
+    about: dict[str, Any]
+    baseline: str
+    runs: dict[CellName, list[list[Run]]] = field(default_factory=dict)
+    forks: list[Fork] = field(default_factory=list)
+    compared: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: CellName, repeat: int, run: Run) -> None:
+        repeats = self.runs.setdefault(name, [])
+        while len(repeats) <= repeat:
+            repeats.append([])
+        repeats[repeat].append(run)
+
+    @property
+    def lossless(self) -> bool:
+        """No reply left the reference but at a near-tie."""
+        return all(fork.near_tie for fork in self.forks)
+
+    def cells(self) -> list[Cell]:
+        return [self.cell(name) for name in self.runs]
+
+    def cell(self, name: CellName) -> Cell:
+        base = dataclasses.replace(name, side=self.baseline)
+        return summarise(name, self.runs[name], self.runs.get(base))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "about": self.about,
+            "baseline": self.baseline,
+            "lossless": self.lossless,
+            "compared": self.compared,
+            "forks": [dataclasses.asdict(fork) for fork in self.forks],
+            "notes": self.notes,
+            "cells": [dataclasses.asdict(cell) for cell in self.cells()],
+        }
+
+
+def summarise(
+    name: CellName, repeats: Sequence[Sequence[Run]], base: Sequence[Sequence[Run]] | None = None
+) -> Cell:
+    """The figures of one cell; ``base`` are the baseline's runs of the same prompts."""
+    rates = [rate(runs) for runs in repeats]
+    pairs = [r / rate(b) for r, b in zip(rates, base or (), strict=False) if b]
+    runs = [run for group in repeats for run in group]
+    tokens = sum(run.count for run in runs)
+    rounds = sum(run.row_rounds for run in runs)
+    scheduled = sum(run.scheduled for run in runs)
+    accepted = sum(run.accepted for run in runs)
+    seconds = sum(run.seconds for run in runs)
+    joules = [run.joules for run in runs if run.joules is not None]
+    rules: dict[str, int] = {}
+    for run in runs:
+        for rule, times in run.rules:
+            rules[rule] = rules.get(rule, 0) + times
+
+    def mean(total: float) -> float | None:
+        return total / rounds if rounds else None
+
+    def share(total: float) -> float | None:
+        return total / seconds if rounds and seconds else None
+
+    return Cell(
+        name=name,
+        replies=sum(len(run.tokens) for run in runs),
+        tokens=tokens,
+        tps=median(rates),
+        tps_low=min(rates),
+        tps_high=max(rates),
+        ratio=median(pairs) if pairs else None,
+        ratio_low=min(pairs, default=None),
+        ratio_high=max(pairs, default=None),
+        first_token_seconds=median(s for run in runs for s in run.first_token_seconds),
+        accepted_length=mean(tokens),
+        drafted_length=mean(sum(run.drafted for run in runs)),
+        scheduled_length=mean(scheduled),
+        acceptance=by_position(runs),
+        waste=(scheduled - accepted) / scheduled if scheduled else None,
+        draft_share=share(sum(run.draft_seconds for run in runs)),
+        verify_share=share(sum(run.verify_seconds for run in runs)),
+        host_share=share(sum(run.host_seconds for run in runs)),
+        joules_per_token=sum(joules) / tokens if len(joules) == len(runs) and tokens else None,
+        rules=rules,
+    )
+
+
+def rate(runs: Sequence[Run]) -> float:
+    """Tokens per second over several groups."""
+    return sum(run.count for run in runs) / max(1e-9, sum(run.seconds for run in runs))
+
+
+def by_position(runs: Sequence[Run]) -> tuple[float, ...]:
+    """Of the tokens verified at each draft position, the share that was accepted."""
+    width = max((len(run.reached) for run in runs), default=0)
+    rates = []
+    for k in range(width):
+        reached = sum(run.reached[k] for run in runs if k < len(run.reached))
+        survived = sum(run.survived[k] for run in runs if k < len(run.survived))
+        if reached:
+            rates.append(survived / reached)
+    return tuple(rates)

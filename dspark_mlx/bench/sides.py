@@ -1,0 +1,232 @@
+"""The sides of a comparison in this process: mlx-lm on the loaded weights, and our engine.
+
+A side answers a group of prompts at once and says what it took. Decoding
+seconds begin when a prompt is in the cache and end with the last token, for
+both alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.sample_utils import make_sampler
+
+from ..engine import Engine
+from ..errors import ModelError
+from ..events import Event, Finished, Prefill, StepDone
+from ..loading import Pair
+from ..request import Request, SamplingParams
+from ..schedule.policy import Policy
+from . import energy
+from .result import Run
+from .variants import Variant
+
+BASELINE = "mlx-lm"
+CLEAR_EVERY = 16
+
+
+class Side(Protocol):
+    """``name`` as the tables show it."""
+
+    name: str
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, seed: int
+    ) -> Run: ...
+
+
+class MlxLmSide:
+    """mlx-lm's own ``generate_step``; several prompts at once by its ``BatchGenerator``."""
+
+    name = BASELINE
+
+    def __init__(self, model: Any, eos: Sequence[int], prefill_chunk: int = 512) -> None:
+        self._model, self._eos, self._chunk = model, frozenset(eos), prefill_chunk
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, seed: int
+    ) -> Run:
+        mx.random.seed(seed)
+        sampler = make_sampler(temp=temperature) if temperature > 0 else None
+        before = energy.joules()
+        if len(prompts) == 1:
+            run = self._single(prompts[0], max_tokens, sampler)
+        else:
+            run = self._batch(prompts, max_tokens, sampler)
+        mx.clear_cache()
+        return _with_joules(run, before)
+
+    def _single(self, prompt: Sequence[int], max_tokens: int, sampler: Any) -> Run:
+        began = time.perf_counter()
+        ready = first = began
+        tokens: list[int] = []
+
+        def progress(done: int, total: int) -> None:
+            nonlocal ready
+            if done == total - 1:
+                ready = time.perf_counter()
+
+        steps = generate_step(
+            mx.array(prompt, dtype=mx.int32),
+            self._model,
+            max_tokens=max_tokens,
+            sampler=sampler,
+            prefill_step_size=self._chunk,
+            prompt_progress_callback=progress,
+        )
+        for token, _ in steps:
+            if not tokens:
+                first = time.perf_counter()
+            tokens.append(int(token))
+            if token in self._eos or len(tokens) == max_tokens:
+                break
+        ended = time.perf_counter()
+        steps.close()
+        mx.synchronize()  # a step it began ahead of need must not run into the next measurement
+        return Run((tuple(tokens),), ended - ready, (first - began,))
+
+    def _batch(self, prompts: Sequence[Sequence[int]], max_tokens: int, sampler: Any) -> Run:
+        began = time.perf_counter()
+        generator = BatchGenerator(
+            self._model,
+            max_tokens=max_tokens,
+            stop_tokens=[[t] for t in self._eos],
+            sampler=sampler,
+            completion_batch_size=len(prompts),
+            prefill_batch_size=len(prompts),
+            prefill_step_size=self._chunk,
+        )
+        uids = generator.insert([list(p) for p in prompts], [max_tokens] * len(prompts))
+        tokens: dict[int, list[int]] = {uid: [] for uid in uids}
+        first: dict[int, float] = {}
+        with generator.stats() as stats:
+            while responses := generator.next_generated():
+                for response in responses:
+                    first.setdefault(response.uid, time.perf_counter() - began)
+                    tokens[response.uid].append(int(response.token))
+        generator.close()
+        mx.synchronize()
+        return Run(
+            tuple(tuple(tokens[uid]) for uid in uids),
+            float(stats.generation_time),
+            tuple(first.get(uid, 0.0) for uid in uids),
+        )
+
+
+class EngineSide:
+    """Our engine with one method and one policy, which go on learning from run to run."""
+
+    def __init__(
+        self, pair: Pair, variant: Variant, policy: Policy, max_rows: int, prefill_chunk: int = 512
+    ) -> None:
+        self.name = variant.label
+        self.engine = make_engine(pair, policy, max_rows, prefill_chunk)
+        self._method = variant.method
+        self._ids = itertools.count()
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, seed: int
+    ) -> Run:
+        before = energy.joules()
+        ids = [f"{self.name}-{next(self._ids)}" for _ in prompts]
+        for name, prompt in zip(ids, prompts, strict=True):
+            self.engine.submit(
+                Request(
+                    name,
+                    tokens=tuple(prompt),
+                    max_tokens=max_tokens,
+                    sampling=SamplingParams(temperature=temperature, seed=seed),
+                    method=self._method,  # type: ignore[arg-type]
+                )
+            )
+        gathered = Gathered(ids)
+        try:
+            while self.engine.active:
+                began = time.perf_counter()
+                events = self.engine.step()
+                gathered.add(events, time.perf_counter() - began)
+        except BaseException:
+            self.engine.abandon("the benchmark was stopped")
+            raise
+        mx.clear_cache()
+        return _with_joules(gathered.run(), before)
+
+
+def make_engine(
+    pair: Pair, policy: Policy, max_rows: int, prefill_chunk: int = 512, reuse: bool = False
+) -> Engine:
+    """An engine with proposers of its own; without ``reuse`` every prompt is read anew."""
+    return Engine(
+        pair.target,
+        pair.tokenizer,
+        pair.proposers(),
+        policy,
+        default_method=pair.method,
+        reason=pair.reason,
+        max_rows=max_rows,
+        prefill_chunk=prefill_chunk,
+        reuse=reuse,
+    )
+
+
+class Gathered:
+    """The events of one group's run, summed up."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self.steps: list[StepDone] = []
+        self._tokens: dict[str, list[int]] = {name: [] for name in ids}
+        self._ends: dict[str, Finished] = {}
+        self._seconds = 0.0
+        self._rules: Counter[str] = Counter()
+
+    def add(self, events: Sequence[Event], seconds: float) -> None:
+        """``seconds``: the whole step, of which a chunk of prefill is not decoding."""
+        prefilled = any(isinstance(event, Prefill) for event in events)
+        for event in events:
+            if isinstance(event, StepDone):
+                self.steps.append(event)
+                self._seconds += event.round_seconds if prefilled else seconds
+                self._rules[event.policy] += 1
+                for row in event.rows:
+                    self._tokens[row.request_id] += [t.id for t in row.tokens]
+            elif isinstance(event, Finished):
+                if event.reason in ("error", "cancelled"):
+                    raise ModelError(f"a reply failed: {event.message or event.reason}", event.hint)
+                self._ends[event.request_id] = event
+
+    def run(self) -> Run:
+        ends = [self._ends[name] for name in self._tokens]
+        width = max((len(e.reached) for e in ends), default=0)
+
+        def column(values: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+            return tuple(sum(v[k] for v in values if k < len(v)) for k in range(width))
+
+        return Run(
+            tokens=tuple(tuple(t) for t in self._tokens.values()),
+            seconds=self._seconds,
+            first_token_seconds=tuple(e.first_token_seconds for e in ends),
+            row_rounds=sum(e.rounds for e in ends),
+            drafted=sum(e.drafted for e in ends),
+            scheduled=sum(e.scheduled for e in ends),
+            accepted=sum(e.accepted for e in ends),
+            reached=column([e.reached for e in ends]),
+            survived=column([e.survived for e in ends]),
+            draft_seconds=sum(s.draft_seconds for s in self.steps),
+            verify_seconds=sum(s.verify_seconds for s in self.steps),
+            host_seconds=sum(s.host_seconds for s in self.steps),
+            rules=tuple(sorted(self._rules.items())),
+        )
+
+
+def _with_joules(run: Run, before: float | None) -> Run:
+    after = energy.joules()
+    if before is None or after is None or after < before:  # the counter wraps now and then
+        return run
+    return dataclasses.replace(run, joules=after - before)

@@ -1,0 +1,205 @@
+"""``dspark bench``: methods, schedules and peers side by side; or policies on cost tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..events import Loading, Notice
+from .options import add_model_flags, load_options
+from .output import write_text
+from .progress import ProgressLine
+
+if TYPE_CHECKING:
+    from ..bench.load import LoadSpec
+    from ..bench.picture import Chart
+    from ..bench.prompts import Prompt
+    from ..bench.session import Session
+
+EXIT_NOT_LOSSLESS = 1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Exit code 1: a reply differed from the model's own where it was no near-tie. "
+        "For --simulate, COST is a file from dspark profile --json, a built-in table or all; "
+        "TRACE a file from --trace, a synthetic domain or all."
+    )
+    add_model_flags(parser, decoding=False)
+    parser.set_defaults(p_min=0.0, p_survival_min=0.0, method="auto", schedule="fixed")
+    group = parser.add_argument_group("what is compared")
+    group.add_argument(
+        "--methods", type=_names, metavar="A,B", help="of dspark, lookup, none (default: all here)"
+    )
+    group.add_argument(
+        "--schedules",
+        type=_names,
+        default=["auto", "fixed"],
+        metavar="A,B",
+        help="policies, also fixed:N (tokens) and threshold:P (survival); default: auto,fixed",
+    )
+    group.add_argument("--concurrency", type=_counts, default=[1], metavar="N,N")
+    group.add_argument(
+        "--temps", type=_temperatures, default=[0.0], metavar="T,T", help="0 is greedy (default: 0)"
+    )
+    group.add_argument(
+        "--against", type=_names, default=[], metavar="A,B", help="peers: mlx-lm, mlx-dspark"
+    )
+    group.add_argument(
+        "--peer-draft-model", metavar="DIR", help="a small model for mlx-lm's own speculation"
+    )
+    group = parser.add_argument_group("how much")
+    group.add_argument(
+        "--prompts", type=Path, nargs="+", default=[], metavar="FILE", help="JSON lines of prompts"
+    )
+    group.add_argument("--limit", type=_positive, metavar="N", help="at most N prompts a domain")
+    group.add_argument(
+        "--tokens", type=_positive, default=64, metavar="N", help="a reply (default: %(default)s)"
+    )
+    group.add_argument("--repeats", type=_positive, default=1, metavar="N")
+    group.add_argument("--seed", type=int, default=0, metavar="N")
+    group = parser.add_argument_group("other measurements")
+    group.add_argument(
+        "--load", metavar="SPEC", help="response to a load that comes and goes: cpu:1, gpu:1"
+    )
+    group.add_argument(
+        "--load-rounds", type=_positive, default=40, metavar="N", help="rounds of a phase"
+    )
+    group.add_argument(
+        "--simulate", nargs=2, metavar=("COST", "TRACE"), help="policies on a cost table; no model"
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    group.add_argument("--svg", type=Path, metavar="FILE", help="draw them")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.simulate:
+        return _simulate(args)
+    from ..bench.load import parse_load
+    from ..bench.prompts import load_prompts
+    from ..bench.variants import variants
+
+    # What is wrong on the command line is said before anything is loaded.
+    prompts = load_prompts(args.prompts, args.limit)
+    load = parse_load(args.load) if args.load else None
+    variants(args.methods or ["none"], args.schedules)
+    with ProgressLine() as line:
+
+        def report(event: Loading | Notice) -> None:
+            if isinstance(event, Loading):
+                line(event)
+            else:
+                print(f"dspark: {event.message}", file=sys.stderr)
+
+        from ..bench.session import Session
+
+        session = Session.load(
+            load_options(args, max_rows=max(args.concurrency)), report, _follow(line)
+        )
+        if load is not None:
+            return _respond(args, session, prompts, load)
+        results = session.compare(
+            prompts,
+            methods=args.methods,
+            schedules=args.schedules,
+            against=args.against,
+            draft_model=args.peer_draft_model,
+            concurrency=args.concurrency,
+            temperatures=args.temps,
+            tokens=args.tokens,
+            repeats=args.repeats,
+            seed=args.seed,
+        )
+    from ..bench import report as words
+
+    print(words.text(results))
+    _write(args, results.to_json(), words.charts(results), words.note(results))
+    return 0 if results.lossless else EXIT_NOT_LOSSLESS
+
+
+def _respond(
+    args: argparse.Namespace, session: Session, prompts: list[Prompt], load: LoadSpec
+) -> int:
+    from ..bench import response as words
+
+    methods = [m for m in args.methods or [None] if m != "none"] or ["none"]
+    if len(methods) > 1:
+        raise UsageError("--load follows one method at a time", "name it with --methods")
+    response = session.respond(
+        prompts,
+        load,
+        method=methods[0],
+        schedule=args.schedules[0],
+        rounds=args.load_rounds,
+        tokens=args.tokens,
+    )
+    print(words.text(response))
+    about = session.about()
+    _write(
+        args,
+        {"about": about, "response": response.to_json()},
+        words.charts(response),
+        ", ".join(str(value) for value in about.values() if value),
+    )
+    return 0 if response.unchanged else EXIT_NOT_LOSSLESS
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from ..bench import simulation
+
+    cost, trace = args.simulate
+    worlds, texts = simulation.costs(cost), simulation.replies(trace, args.seed)
+    with ProgressLine() as line:
+        cells = simulation.run(
+            worlds, texts, args.schedules, args.concurrency, progress=_follow(line)
+        )
+    print(simulation.text(cells))
+    _write(args, simulation.to_json(cells), simulation.charts(cells), "simulated")
+    return 0
+
+
+def _write(args: argparse.Namespace, data: Any, charts: Sequence[Chart], note: str) -> None:
+    if args.json:
+        write_text(args.json, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    if args.svg:
+        from ..bench import picture
+
+        write_text(args.svg, picture.page(charts, note))
+
+
+def _follow(line: ProgressLine) -> Callable[[int, int, str], None]:
+    def show(done: int, total: int, what: str) -> None:
+        line.show(f"{what}  {done}/{total}" if total else what)
+
+    return show
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("name at least one")
+    return names
+
+
+def _counts(text: str) -> list[int]:
+    return [_positive(part) for part in _names(text)]
+
+
+def _temperatures(text: str) -> list[float]:
+    values = [float(part) for part in _names(text)]
+    if any(not 0.0 <= value < float("inf") for value in values):
+        raise argparse.ArgumentTypeError("temperatures are 0 or more")
+    return values
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
