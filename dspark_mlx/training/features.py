@@ -1,0 +1,180 @@
+"""What the frozen target says about a sample, computed on the fly and optionally kept.
+
+For every position: the tapped hidden states, which the drafter reads; the last
+hidden state after the final norm and the log of the softmax's denominator over
+the *whole* vocabulary, from which the teacher's distribution over any hot
+vocabulary follows. A bounded cache on disk may keep them (float16) for the
+passes after the first; without one every pass runs the target again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..drafter.pairing import take_rows
+from ..errors import ModelError
+from ..target import Target
+from .blocks import pad
+from .data import Sample
+
+_F16_MAX = 65504.0
+_CHUNK = 1024  # positions whose full-vocabulary logits exist at one time
+
+
+@dataclass(frozen=True)
+class Features:
+    """B padded rows of L positions. What lies behind a row's length is not defined."""
+
+    taps: mx.array
+    """``(B, L, T*H)``."""
+    final: mx.array
+    """``(B, L, H)`` after the final norm."""
+    log_norm: mx.array
+    """``(B, L)`` float32: logsumexp of the target's logits at temperature 1."""
+
+
+class Teacher:
+    """The target's head, whole and over the hot vocabulary."""
+
+    def __init__(self, target: Target, hot_ids: np.ndarray | None) -> None:
+        from ..drafter.model import TiedHead
+
+        whole: Any = target.lm_head
+        if whole is None:
+            whole = TiedHead(target.embed_tokens)
+        self.whole: nn.Module = whole
+        self.hot = whole if hot_ids is None else take_rows(whole, mx.array(hot_ids))
+        text = target.config.get("text_config", target.config)
+        self.softcap: float | None = text.get("final_logit_softcapping")
+
+    def logits(self, final: mx.array, *, hot: bool = False) -> mx.array:
+        """``final (..., H)`` to float32 logits over all ids, or the hot ones."""
+        out = (self.hot if hot else self.whole)(final).astype(mx.float32)
+        return out if self.softcap is None else mx.tanh(out / self.softcap) * self.softcap
+
+    def check(self, target: Target, taps: Sequence[int]) -> None:
+        """Raise ModelError when this is not how the model makes its logits."""
+        tokens = (mx.arange(16)[None] * 11 + 5) % target.vocab_size
+        logits, _, final = target.forward_training(tokens, taps)
+        gap = mx.abs(self.logits(final) - logits.astype(mx.float32)).max()
+        if not gap.item() <= 1e-2 * max(1.0, mx.abs(logits).max().item()):
+            raise ModelError(
+                "this model changes its logits behind the head (a scale or bias of its own)",
+                "training a drafter for it is not supported",
+            )
+
+
+class FeatureSource:
+    """Features of batches of samples; ``cache`` keeps what was computed once."""
+
+    def __init__(
+        self,
+        target: Target,
+        taps: Sequence[int],
+        teacher: Teacher,
+        cache: FeatureCache | None = None,
+    ) -> None:
+        self.target, self.taps, self.teacher, self.cache = target, list(taps), teacher, cache
+
+    def batch(self, samples: Sequence[Sample]) -> Features:
+        if self.cache is not None and all(s in self.cache for s in samples):
+            return self.cache.read(samples)
+        tokens, _ = pad(samples)
+        features = self._compute(mx.array(tokens))
+        if self.cache is not None:
+            self.cache.write(samples, features)
+        return features
+
+    def _compute(self, tokens: mx.array) -> Features:
+        _, taps, final = self.target.forward_training(tokens, self.taps)
+        mx.eval(taps, final)
+        flat = final.reshape(-1, final.shape[-1])
+        norms = []
+        for begin in range(0, flat.shape[0], _CHUNK):
+            norms.append(mx.logsumexp(self.teacher.logits(flat[begin : begin + _CHUNK]), axis=-1))
+            mx.eval(norms[-1])
+        return Features(taps, final, mx.concatenate(norms).reshape(final.shape[:2]))
+
+
+class FeatureCache:
+    """A file of at most ``limit`` bytes with the features of the samples seen first.
+
+    Float16, one contiguous run a sample; the index is written by ``save``. A
+    cache of other taps or another target is started anew.
+    """
+
+    def __init__(self, folder: Path, taps: Sequence[int], hidden: int, limit: int) -> None:
+        self.width = (len(taps) + 1) * hidden
+        self.hidden, self.limit = hidden, limit
+        self.row_bytes = 2 * self.width + 4
+        self.path, self.index_path = folder / "features.bin", folder / "features.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.kind = {"taps": list(taps), "hidden": hidden}
+        self.index: dict[str, int] = {}
+        self.used = 0
+        self._load()
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def __contains__(self, sample: Sample) -> bool:
+        return _key(sample) in self.index
+
+    def write(self, samples: Sequence[Sample], features: Features) -> None:
+        """Keep what fits below the limit; the rest is computed again each pass."""
+        both = mx.concatenate([features.taps, features.final], axis=-1).astype(mx.float32)
+        both = np.array(mx.clip(both, -_F16_MAX, _F16_MAX).astype(mx.float16))
+        norms = np.array(features.log_norm)
+        for row, sample in enumerate(samples):
+            size = len(sample) * self.row_bytes
+            if sample in self or self.used + size > self.limit:
+                continue
+            n = len(sample)
+            os.pwrite(self._file, both[row, :n].tobytes() + norms[row, :n].tobytes(), self.used)
+            self.index[_key(sample)] = self.used
+            self.used += size
+
+    def read(self, samples: Sequence[Sample]) -> Features:
+        longest = max(len(s) for s in samples)
+        both = np.zeros((len(samples), longest, self.width), dtype=np.float16)
+        norms = np.zeros((len(samples), longest), dtype=np.float32)
+        for row, sample in enumerate(samples):
+            n = len(sample)
+            raw = os.pread(self._file, n * self.row_bytes, self.index[_key(sample)])
+            cut = n * 2 * self.width
+            both[row, :n] = np.frombuffer(raw[:cut], np.float16).reshape(n, self.width)
+            norms[row, :n] = np.frombuffer(raw[cut:], np.float32)
+        values = mx.array(both).astype(mx.float32)
+        split = self.width - self.hidden
+        return Features(values[..., :split], values[..., split:], mx.array(norms))
+
+    def save(self) -> None:
+        """Write the index, after the data it speaks of."""
+        os.fsync(self._file)
+        text = json.dumps({**self.kind, "used": self.used, "index": self.index})
+        scratch = self.index_path.with_suffix(".tmp")
+        scratch.write_text(text)
+        os.replace(scratch, self.index_path)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _load(self) -> None:
+        try:
+            kept = json.loads(self.index_path.read_text())
+        except (OSError, ValueError):
+            return
+        if {k: kept.get(k) for k in self.kind} == self.kind:
+            self.index, self.used = kept["index"], kept["used"]
+
+
+def _key(sample: Sample) -> str:
+    return hashlib.sha256(sample.tokens.tobytes()).hexdigest()[:24]

@@ -1,0 +1,123 @@
+"""The loss of section 3.3: cross-entropy, total variation and confidence, decaying along a block.
+
+``loss = 0.1 CE + 0.9 L1(p_draft, p_target) + 1.0 BCE(confidence, 1 - L1 / 2)``,
+each the mean over valid slots weighted ``exp(-(k - 1) / 4)`` for slot k = 1..G.
+``1 - L1 / 2`` is the chance that verification accepts a token of the slot.
+
+With a hot vocabulary the teacher's distribution keeps the mass it puts outside:
+the drafter can give none of it there, so all of it counts in L1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .options import LossWeights
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Scalars, each normalised; ``accept (N,)`` is ``1 - L1 / 2`` of every slot."""
+
+    total: mx.array
+    cross_entropy: mx.array
+    total_variation: mx.array
+    confidence: mx.array
+    accept: mx.array
+
+
+def slot_weights(valid: mx.array, decay: float) -> mx.array:
+    """``valid (..., G)`` to float32 weights of the same shape."""
+    slots = mx.arange(valid.shape[-1], dtype=mx.float32)
+    return valid.astype(mx.float32) * mx.exp(-slots / decay)
+
+
+@mx.custom_function
+def _divergences(
+    logits: mx.array, teacher: mx.array, labels: mx.array
+) -> tuple[mx.array, mx.array]:
+    draft = mx.softmax(logits, axis=-1)
+    at_label = mx.take_along_axis(draft, mx.maximum(labels, 0)[:, None], axis=-1)[:, 0]
+    entropy = mx.where(labels >= 0, -mx.log(mx.maximum(at_label, 1e-37)), 0.0)
+    return entropy, mx.abs(draft - teacher).sum(-1) + mx.maximum(1 - teacher.sum(-1), 0.0)
+
+
+@_divergences.vjp
+def _divergences_vjp(primals, cotangents, outputs):  # type: ignore[no-untyped-def]
+    """By hand: one softmax serves both terms, and no (N, V) array is kept from the forward."""
+    logits, teacher, labels = primals
+    by_entropy, by_variation = cotangents
+    gradient = _gradient(
+        logits,
+        teacher,
+        mx.where(labels >= 0, by_entropy, 0.0)[:, None],
+        by_variation[:, None],
+    )
+    rows = mx.arange(labels.shape[0])
+    at_label = mx.where(labels >= 0, by_entropy, 0.0)
+    gradient = gradient.at[rows, mx.maximum(labels, 0)].subtract(at_label)
+    return gradient, mx.zeros_like(teacher), mx.zeros_like(labels)
+
+
+def _gradient(
+    logits: mx.array, teacher: mx.array, by_entropy: mx.array, by_variation: mx.array
+) -> mx.array:
+    draft = mx.softmax(logits, axis=-1)
+    sign = mx.sign(draft - teacher)
+    mean = (sign * draft).sum(-1, keepdims=True)
+    return draft * (by_entropy + by_variation * (sign - mean))
+
+
+def divergences(logits: mx.array, teacher: mx.array, labels: mx.array) -> tuple[mx.array, mx.array]:
+    """Cross-entropy and L1 of every slot, ``(N,)`` each.
+
+    ``logits (N, Vd)``; ``teacher (N, Vd)`` probabilities, a constant, whose sum
+    may fall short of 1 by the mass outside the draft vocabulary; ``labels (N,)``
+    draft ids, -1 where the true token is not among them (no cross-entropy then).
+    """
+    return tuple(_divergences(logits, teacher, labels))
+
+
+def dspark_loss(
+    logits: mx.array,
+    confidence: mx.array | None,
+    teacher: mx.array,
+    labels: mx.array,
+    weights: mx.array,
+    scale: LossWeights,
+    normalizer: mx.array | None = None,
+) -> Losses:
+    """All terms over N slots: ``weights (N,)`` from ``slot_weights``, ``confidence (N,)`` logits.
+
+    ``normalizer`` is what sums are divided by, the sum of the weights unless
+    several processes or micro-batches share one mean.
+    """
+    entropy, variation = divergences(logits, teacher, labels)
+    accept = mx.stop_gradient(1 - variation / 2)
+    below = mx.maximum(weights.sum(), 1e-6) if normalizer is None else normalizer
+
+    def mean(values: mx.array) -> mx.array:
+        return (values * weights).sum() / below
+
+    terms = [mean(entropy), mean(variation), mx.array(0.0)]
+    if confidence is not None:
+        # max(c, 0) - c y + log(1 + exp(-|c|)): finite for every logit.
+        bce = (
+            mx.maximum(confidence, 0) - confidence * accept + mx.log1p(mx.exp(-mx.abs(confidence)))
+        )
+        terms[2] = mean(bce)
+    total = (
+        scale.cross_entropy * terms[0]
+        + scale.total_variation * terms[1]
+        + scale.confidence * terms[2]
+    )
+    return Losses(total, *terms, accept)
+
+
+def expected_accepted(accept: mx.array, valid: mx.array) -> mx.array:
+    """``accept``, ``valid (..., G)``: mean accepted length at T = 1, plus the target's token."""
+    alive = mx.cumprod(accept * valid, axis=-1).sum(-1)
+    real = valid[..., 0].astype(mx.float32)
+    return 1 + (alive * real).sum() / mx.maximum(real.sum(), 1)

@@ -1,0 +1,137 @@
+"""From a loaded target and files to a finished run: wires the parts together, decides nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import UsageError
+from ..target import Target
+from . import data, vocab
+from .checkpoint import list_checkpoints, load_checkpoint
+from .features import FeatureCache, FeatureSource, Teacher
+from .init import build_drafter, choose_mask_token, new_config, spread_taps
+from .options import TrainOptions
+from .progress import Progress
+from .step import StepComputer
+from .trainer import RunState, Trainer, check_same_run, parameter_count
+
+
+def train(
+    model: Any,
+    tokenizer: Any,
+    config: dict[str, Any],
+    files: Sequence[Path],
+    out: Path,
+    options: TrainOptions,
+    *,
+    exclude: Sequence[Path] = (),
+    cache_bytes: int = 0,
+    save_dtype: mx.Dtype = mx.bfloat16,
+    say: Callable[[str], None] = print,
+    log_seconds: float = 10.0,
+    group: Any | None = None,
+) -> RunState:
+    """Train, or resume training, the drafter in ``out``. Returns where the run ended."""
+    group = group or mx.distributed.init()
+    target = Target(model, config)
+    first = group.rank() == 0
+    tell = say if first else _silent
+    samples = data.encode_all(
+        data.read_records(files), tokenizer, options.max_length, target.vocab_size
+    )
+    never = frozenset(r.key for r in data.read_records(exclude))
+    training, held = data.split(samples, options.held_out, never)
+    counts = vocab.count_ids(training, target.vocab_size)
+    tell(
+        f"{len(training):,} answers of {sum(s.answer_length for s in training):,} tokens "
+        f"({sum(map(len, training)):,} with prompts), {len(held):,} held out"
+    )
+
+    taps = options.taps or spread_taps(target.num_layers, options.tap_count)
+    found = list_checkpoints(out / "checkpoints")
+    if found:
+        kept, _, hot_ids = load_checkpoint(found[-1])
+        check_same_run(kept["options"], options)
+        mask = kept["drafter"]["mask_token_id"]
+    else:
+        hot_ids, mask = None, choose_mask_token(tokenizer, counts, target.vocab_size)
+        if options.draft_vocab is not None and options.draft_vocab < target.vocab_size:
+            always = sorted(getattr(tokenizer, "eos_token_ids", None) or [])
+            hot_ids, covered = vocab.hot_vocabulary(counts, options.draft_vocab, always)
+            tell(f"hot vocabulary: {len(hot_ids):,} ids cover {covered:.2%} of the answers' tokens")
+    shape = new_config(
+        target,
+        layers=options.layers,
+        taps=taps,
+        block=options.block,
+        head=options.head,
+        rank=options.rank,
+        mask_token_id=mask,
+        draft_vocab_size=None if hot_ids is None else len(hot_ids),
+    )
+    drafter = build_drafter(
+        shape,
+        target,
+        hot_ids,
+        seed=options.seed,
+        from_target=options.init == "target",
+        sample=mx.array(max(training[:64], key=len).tokens[None]),
+    )
+    teacher = Teacher(target, hot_ids)
+    teacher.check(target, taps)
+    cache = None
+    if cache_bytes:
+        where = out / "cache" / f"{group.rank()}"
+        cache = FeatureCache(where, taps, target.hidden_size, cache_bytes)
+        whole = sum(map(len, samples)) * cache.row_bytes
+        tell(
+            f"feature cache: at most {cache_bytes / 1e9:.1f} GB in {where}; all of the data would "
+            f"be {whole / 1e9:.1f} GB"
+        )
+    computer = StepComputer(
+        drafter,
+        FeatureSource(target, taps, teacher, cache),
+        options.loss,
+        hot_ids,
+        target.vocab_size,
+    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error}") from None
+    progress = Progress(out, options.steps, tell, log_seconds)
+    trainer = Trainer(
+        computer,
+        training,
+        held,
+        options,
+        out,
+        hot_ids=hot_ids,
+        group=group,
+        save_dtype=save_dtype,
+        on_step=progress.step if first else _silent,
+        on_validation=progress.validation if first else _silent,
+        on_message=tell,
+    )
+    if trainer.resume():
+        tell(f"resuming at step {trainer.state.step}, pass {trainer.state.epoch + 1}")
+    else:
+        (out / "recipe.json").write_text(json.dumps(options.to_dict(), indent=2) + "\n")
+        tell(
+            f"drafter of {parameter_count(drafter):,} trainable parameters, "
+            f"taps {', '.join(map(str, taps))}, mask token {mask}"
+        )
+    state = trainer.run()
+    tell(f"peak memory {mx.get_peak_memory() / 1e9:.1f} GB")
+    if first:
+        progress.finish(state)
+    return state
+
+
+def _silent(*args: Any) -> None:
+    """For the processes that do not report."""

@@ -1,0 +1,342 @@
+"""The training run: batches in, a drafter folder out; stops, resumes and reports.
+
+Everything random is drawn from (seed, pass, batch), so that a resumed run sees
+what an unbroken one would have seen. Reading data, building the model and
+printing are done elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
+
+from ..drafter.model import Drafter
+from ..drafter.save import save_drafter
+from ..errors import DsparkError, UsageError
+from .blocks import plan_batches
+from .checkpoint import list_checkpoints, load_checkpoint, part, save_checkpoint
+from .data import Sample
+from .loss import Losses
+from .options import RESUMABLE, TrainOptions
+from .step import MicroBatch, StepComputer, add, prepare, share
+from .validate import Validation, validate, validation_batches
+
+
+class TrainingError(DsparkError):
+    """The run cannot go on; its checkpoints are whole."""
+
+
+@dataclass
+class RunState:
+    """Where a run stands; saved with every checkpoint."""
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    """Micro-batches of this pass that were used."""
+    slots: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float = 0.0
+    best_step: int = 0
+    since_best: int = 0
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did, for the log and the progress line."""
+
+    step: int
+    loss: float
+    cross_entropy: float
+    total_variation: float
+    confidence: float
+    accepted: float
+    """Expected accepted length at temperature 1 on the training blocks."""
+    by_slot: list[float]
+    lr: float
+    gradient_norm: float
+    tokens: int
+    slots: int
+    seconds: float
+    epoch: int
+
+
+class Trainer:
+    """Trains ``computer.drafter`` on ``train``; keeps the best on ``held`` in ``out``."""
+
+    def __init__(
+        self,
+        computer: StepComputer,
+        train: Sequence[Sample],
+        held: Sequence[Sample],
+        options: TrainOptions,
+        out: Path,
+        *,
+        hot_ids: np.ndarray | None = None,
+        group: Any | None = None,
+        save_dtype: mx.Dtype = mx.bfloat16,
+        on_step: Callable[[StepReport], None] = lambda report: None,
+        on_validation: Callable[[int, Validation, bool], None] = lambda step, v, best: None,
+        on_message: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.computer, self.train, self.options, self.out = computer, list(train), options, out
+        self.hot_ids, self.group, self.save_dtype = hot_ids, group, save_dtype
+        self.on_step, self.on_validation, self.on_message = on_step, on_validation, on_message
+        self.drafter: Drafter = computer.drafter
+        self.world = 1 if group is None else group.size()
+        self.rank = 0 if group is None else group.rank()
+        self.optimizer = optim.AdamW(
+            learning_rate=options.lr,
+            betas=list(options.betas),
+            weight_decay=options.weight_decay,
+            bias_correction=True,
+        )
+        self.optimizer.init(self.drafter.trainable_parameters())
+        self.state = RunState(data=fingerprint(self.train))
+        self.held = validation_batches(
+            held, options.validate_samples, options.batch_tokens, options.block, 8.0
+        )
+        self.stop = threading.Event()
+        self._plan: tuple[int, list[list[int]]] | None = None
+
+    # -- the run ------------------------------------------------------------------------
+
+    def run(self) -> RunState:
+        """Train until ``steps``, early stop or interruption; the last state is saved.
+
+        Raises TrainingError when the loss is no number.
+        """
+        options, state = self.options, self.state
+        with self._interruptible():
+            while state.step < options.steps and not self.stop.is_set():
+                self.on_step(self.step())
+                if state.step % options.validate_every == 0 or state.step == options.steps:
+                    self.check()
+                    if options.patience and state.since_best >= options.patience:
+                        self.on_message(
+                            f"no better validation for {state.since_best} times: stopping early"
+                        )
+                        break
+                if state.step % options.checkpoint_every == 0:
+                    self.save()
+            self.save()
+        return state
+
+    def step(self) -> StepReport:
+        """One optimiser step over ``accumulate x processes`` micro-batches."""
+        begin, options, state = time.perf_counter(), self.options, self.state
+        batches, place = self._next_batches(options.accumulate * self.world)
+        decay = options.loss.decay
+        normalizer = sum(b.weight(decay) for b in batches)
+        gradient: Any = None
+        sums = np.zeros(4)
+        accepts = []
+        for batch in batches[self.rank :: self.world]:
+            losses, partial = self.computer.gradient(batch, normalizer)
+            gradient = add(gradient, partial)
+            sums += _scalars(losses)
+            accepts.append((np.array(losses.accept), batch))
+        gradient, shared = share(gradient, sums.tolist(), self.group)
+        if not all(map(math.isfinite, shared)):
+            raise TrainingError(
+                f"the loss at step {state.step + 1} is {shared[0]}",
+                "resume with a lower --lr: the last checkpoint is from before this step",
+            )
+        norm = self._update(gradient)
+        state.step += 1
+        state.epoch, state.position = place
+        state.slots += sum(b.slots for b in batches)
+        tokens = sum(len(s) for b in batches for s in b.samples)
+        state.tokens += tokens
+        seconds = time.perf_counter() - begin
+        state.seconds += seconds
+        by_slot = _survival(accepts)
+        return StepReport(
+            state.step,
+            *shared,
+            accepted=1 + sum(by_slot),
+            by_slot=by_slot,
+            lr=float(self.optimizer.learning_rate),
+            gradient_norm=norm,
+            tokens=tokens,
+            slots=sum(b.slots for b in batches),
+            seconds=seconds,
+            epoch=state.epoch,
+        )
+
+    def check(self) -> Validation | None:
+        """Validate; export the drafter when it is the best so far (always, with nothing held)."""
+        state = self.state
+        if not self.held:
+            if self.rank == 0:
+                self.export()
+            return None
+        result = validate(self.computer, self.held)
+        best = result.greedy > state.best
+        if best:
+            state.best, state.best_step, state.since_best = result.greedy, state.step, 0
+            if self.rank == 0:
+                self.export()
+        else:
+            state.since_best += 1
+        self.on_validation(state.step, result, best)
+        return result
+
+    # -- files --------------------------------------------------------------------------
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"
+
+    def save(self) -> None:
+        """A checkpoint of the whole run, by the first process."""
+        if self.rank == 0:
+            kept = asdict(self.state) | {"options": self.options.to_dict()}
+            kept["drafter"] = self.drafter.config.to_dict()
+            save_checkpoint(
+                self.checkpoints, self.drafter, self.optimizer.state, self.hot_ids, kept
+            )
+            if self.computer.source.cache is not None:
+                self.computer.source.cache.save()
+
+    def export(self) -> None:
+        """Write the drafter as it is now, in ``save_dtype``, into ``out``."""
+        kept = self.drafter.trainable_parameters()
+        small = tree_map(lambda v: v.astype(self.save_dtype), kept)
+        try:
+            self.drafter.update(small)
+            save_drafter(self.drafter, self.out)
+        except (OSError, RuntimeError) as error:
+            raise TrainingError(f"cannot save the drafter in {self.out}: {error}") from None
+        finally:
+            self.drafter.update(kept)
+
+    def resume(self) -> bool:
+        """Go on from the newest checkpoint in ``out``; False when there is none."""
+        found = list_checkpoints(self.checkpoints)
+        if not found:
+            return False
+        state, tensors, _ = load_checkpoint(found[-1])
+        check_same_run(state["options"], self.options)
+        self.drafter.update(part(tensors, "model"))
+        self.optimizer.state = part(tensors, "optimizer")
+        data = self.state.data
+        self.state = RunState(**{k: state[k] for k in RunState.__dataclass_fields__})
+        if self.state.data != data:
+            self.on_message("the data has changed: beginning a new pass over it")
+            self.state.data, self.state.epoch, self.state.position = data, self.state.epoch + 1, 0
+        mx.eval(self.drafter.parameters(), self.optimizer.state)
+        return True
+
+    # -- inside -------------------------------------------------------------------------
+
+    def _next_batches(self, count: int) -> tuple[list[MicroBatch], tuple[int, int]]:
+        epoch, position = self.state.epoch, self.state.position
+        options, batches = self.options, []
+        while len(batches) < count:
+            plan = self._batches_of(epoch)
+            if position >= len(plan):
+                epoch, position = epoch + 1, 0
+                continue
+            rng = np.random.default_rng([options.seed, epoch, position, 1])
+            chosen = [self.train[i] for i in plan[position]]
+            batches.append(
+                prepare(chosen, options.block, options.anchor_spacing, options.anchors, rng)
+            )
+            position += 1
+        return batches, (epoch, position)
+
+    def _batches_of(self, epoch: int) -> list[list[int]]:
+        if self._plan is None or self._plan[0] != epoch:
+            rng = np.random.default_rng([self.options.seed, epoch, 0])
+            self._plan = epoch, plan_batches(self.train, self.options.batch_tokens, rng)
+        return self._plan[1]
+
+    def _update(self, gradient: Any) -> float:
+        gradient, norm = optim.clip_grad_norm(gradient, self.options.clip)
+        if not math.isfinite(norm.item()):
+            raise TrainingError(
+                f"the gradient at step {self.state.step + 1} is no number",
+                "resume with a lower --lr: the last checkpoint is from before this step",
+            )
+        self.optimizer.learning_rate = self.options.learning_rate(self.state.step)
+        self.optimizer.update(self.drafter, gradient)
+        mx.eval(self.drafter.trainable_parameters(), self.optimizer.state)
+        return float(norm.item())
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl+C and SIGTERM end the run after the current step, with everything saved."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {}
+
+        def ask(number: int, frame: Any) -> None:
+            if self.stop.is_set():
+                raise KeyboardInterrupt
+            self.stop.set()
+            self.on_message("stopping after this step; press again to stop at once")
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, ask)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def fingerprint(samples: Sequence[Sample]) -> str:
+    """What makes two training sets the same, order included."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(sample.tokens.tobytes() + sample.start.to_bytes(4, "little"))
+    return digest.hexdigest()[:24]
+
+
+def check_same_run(before: dict[str, Any], now: TrainOptions) -> None:
+    """Raise UsageError when ``out`` holds a run that this one cannot continue."""
+    current = now.to_dict()
+    for name, value in current.items():
+        old = before.get(name)
+        old = tuple(old) if isinstance(value, tuple) and old is not None else old
+        if name not in RESUMABLE and old != value:
+            raise UsageError(
+                f"the run in this folder has {name} {old}, not {value}",
+                "use the same options, or another --out",
+            )
+
+
+def parameter_count(drafter: Drafter) -> int:
+    return sum(v.size for _, v in tree_flatten(drafter.trainable_parameters()))
+
+
+def _scalars(losses: Losses) -> np.ndarray:
+    terms = (losses.total, losses.cross_entropy, losses.total_variation, losses.confidence)
+    return np.array([t.item() for t in terms])
+
+
+def _survival(accepts: list[tuple[np.ndarray, MicroBatch]]) -> list[float]:
+    """Mean survival of each slot over the blocks of a step."""
+    alive = []
+    for accept, batch in accepts:
+        valid = batch.blocks.valid
+        valid = valid.reshape(-1, valid.shape[-1])
+        alive.append(np.cumprod(accept * valid[valid[:, 0]], axis=-1))
+    return [float(v) for v in np.concatenate(alive).mean(0)]
