@@ -16,7 +16,7 @@ import numpy as np
 
 from . import reasons
 from .cost import CostModel
-from .cuts import any_looks, limit
+from .cuts import any_looks, limit, tokens
 from .early_stop import padded
 from .learner import Learner
 from .optimum import level_stop, levels, per_rate
@@ -28,7 +28,7 @@ from .skip import SURE, Budget, Choice, Outlook, Switch, outlook, worth_drafting
 class _Round:
     """What the plan of this round decided, for its schedule and outcome."""
 
-    kind: str  # plain, probe, measure, lagged, look
+    kind: str  # plain, probe, measure, check, lagged, look
     choice: Choice | None = None
     outlook: Outlook | None = None
 
@@ -64,11 +64,13 @@ class Auto:
         caps = worth_drafting(self.learner, rows, slow)
         if not any(caps):
             return _Round("plain"), none
+        if self.learner.correction.blind(len(rows)):
+            return _Round("check"), none
         causal = any(cap and not row.pathwise for cap, row in zip(caps, rows, strict=True))
         view = outlook(self.learner, rows, caps, causal, any_looks(rows))
         best, plain, once = view.best, view.plain.rate, len(rows) / view.plain.rate
         if self.switch.update(plain, best.rate) and (
-            best.rate > SURE * plain or self.budget.left(0.0, once)
+            (best.rate > SURE * plain and self.budget.proven) or self.budget.left(0.0, once)
         ):
             kind = "look" if best.look else "lagged"
             return _Round(kind, best, view), tuple(min(cap, best.width) for cap in caps)
@@ -97,12 +99,11 @@ class Auto:
         return self._settled(rows, drafted, confidence is not None, limits, view)
 
     def _unpriced(self, rows: Sequence[RowView], limits: list[tuple[int, str]]) -> Schedule:
-        if self._round.kind == "measure":
-            most = max((length for length, _ in limits), default=0)
-            limits = [
-                (length, f"measuring what a step of {most + 1} costs") for length, _ in limits
-            ]
-        return reasons.unpriced(limits)
+        most = max((length for length, _ in limits), default=0)
+        if self._round.kind in ("measure", "check"):
+            line = f"measuring what {tokens(most + 1)} per row cost now"
+            limits = [(length, line) for length, _ in limits]
+        return reasons.unpriced(limits, self._round.kind)
 
     def _looked(
         self,

@@ -137,8 +137,9 @@ def fit(
     raw = np.cumprod(c, axis=1)
     temperatures, before, after, rank = [], [], [], []
     for k in range(c.shape[1]):
-        # A block that was rejected earlier says something of a_k although k was not verified.
-        known = (full > k) | (done < full)
+        # Only blocks sent that far: to add those known to have failed sooner, but not those
+        # that may have gone on, would count rejections alone.
+        known = full > k
         if int(known.sum()) < min_rounds:
             raise UsageError(
                 f"only {int(known.sum())} rounds reach draft position {k + 1}",

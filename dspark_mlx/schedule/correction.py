@@ -18,15 +18,18 @@ from .calibration import Floats
 
 WINDOW = 24
 AGE = 5.0  # rounds after which a measurement counts 1/e
-NEAR_WIDTH = 1.5
+NEAR_WIDTH = 2.0
 NEAR_ROWS = 1.0
 OTHER_KIND = 0.7  # how far a round that looked is from one that did not
-BOUND = math.log(4.0)
+FAR = math.log(1.25)  # a correction that calls for a look at the plain step
+BOUND = math.log(8.0)
+ODD = 0.5  # most that one round counts in it
+FADE = 40.0  # rounds after which what was particular to a shape counts 1/e
 SLOWEST = 0.03  # least share of a new residual in what is known of its shape
 
 
 class OnlineCorrection:
-    """``update`` after each round, ``factors`` before the next. Bounded to [1/4, 4]."""
+    """``update`` after each round, ``factors`` before the next. Bounded to [1/8, 8]."""
 
     def __init__(self) -> None:
         self._log = np.zeros(WINDOW)
@@ -35,7 +38,7 @@ class OnlineCorrection:
         self._look = np.zeros(WINDOW, dtype=bool)
         self._when = np.zeros(WINDOW)
         self._count = 0
-        self._known: dict[tuple[int, int, bool], tuple[float, int]] = {}
+        self._known: dict[tuple[int, int, bool], tuple[float, int, int]] = {}
         self._cache: dict[int, Floats] = {}
         self._longest = 0
 
@@ -45,7 +48,8 @@ class OnlineCorrection:
             return
         ratio = min(max(math.log(measured / predicted), -BOUND), BOUND)
         shape = (rows, width, look)
-        known, seen = self._known.get(shape, (0.0, 0))
+        _, seen, _ = self._known.get(shape, (0.0, 0, 0))
+        known = self._of(shape)
         i = self._count % WINDOW
         self._log[i] = ratio - known
         self._rows[i], self._width[i], self._look[i] = rows, width, look
@@ -55,8 +59,28 @@ class OnlineCorrection:
         live = self._live()
         overall = _weighted_median(self._log[live], self._ages(live)[None, :])[0]
         share = max(SLOWEST, 1.0 / (seen + 4.0))
-        known += share * (ratio - overall - known)
-        self._known[shape] = (min(max(known, -BOUND), BOUND), seen + 1)
+        known += share * min(max(ratio - overall - known, -ODD), ODD)
+        self._known[shape] = (min(max(known, -BOUND), BOUND), seen + 1, self._count)
+
+    def _of(self, shape: tuple[int, int, bool]) -> float:
+        """What is particular to a shape, fading since it was last seen."""
+        known, _, when = self._known.get(shape, (0.0, 0, 0))
+        return known * math.exp((when - self._count) / FADE)
+
+    def blind(self, rows: int) -> bool:
+        """Whether rounds are far off their predictions and no recent one was plain.
+
+        Then nothing tells whether all steps are slower or only the wide ones,
+        which is what the choice of a width hangs on.
+        """
+        if not self._count:
+            return False
+        live = self._live()
+        off = _weighted_median(self._log[live], self._ages(live)[None, :])[0]
+        shape = (rows, int(self._width[(self._count - 1) % WINDOW]), False)
+        off += max(self._of(shape), self._of((*shape[:2], True)), key=abs)
+        plain = (self._width[live] == 1.0) & (self._rows[live] == rows)
+        return bool(abs(off) > FAR and not plain.any())
 
     def _live(self) -> slice:
         return slice(0, min(self._count, WINDOW))
@@ -83,9 +107,10 @@ class OnlineCorrection:
             away = np.abs(np.arange(1, count + 1)[:, None] - self._width[live]) / NEAR_WIDTH
             near = np.exp(kind[:, None, :] - away)
             logs = _weighted_median(self._log[live], near.reshape(2 * count, -1)).reshape(2, count)
-        for (r, width, look), (known, _) in self._known.items():
+        for shape in self._known:
+            r, width, look = shape
             if r == rows and width <= count:
-                logs[int(look), width - 1] += known
+                logs[int(look), width - 1] += self._of(shape)
         return np.asarray(np.exp(np.minimum(np.maximum(logs, -BOUND), BOUND)))
 
 

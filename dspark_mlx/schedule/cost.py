@@ -145,7 +145,7 @@ class CostModel:
         return at
 
     def drafts(self, method: str, rows: int, block: int) -> Floats:
-        """Seconds to draft 0..``block`` tokens for ``rows`` rows of ``method``: ``(block + 1,)``."""
+        """Seconds to draft 0..``block`` tokens for ``rows`` rows: ``(block + 1,)``."""
         key = ("draft", method, rows, block)
         curve = self._curves.get(key)
         if curve is None:

@@ -17,8 +17,8 @@ from .calibration import Floats
 from .honesty import Honesty
 from .policy import Outcome, RowView
 
-SAMPLES = 24  # gain curves a forecast is made from
-EAGER = 6  # a row's first rounds count double, so that it is soon known by its own
+SAMPLES = 16  # gain curves a forecast is made from
+EAGER = 4  # a row's first rounds count double, so that it is soon known by its own
 KEPT_ROWS = 64  # rows remembered after they have left
 
 

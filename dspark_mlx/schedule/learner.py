@@ -93,9 +93,11 @@ class Learner:
         """
         if self.cost.profiled or len(self.cost.step.get(0, {})) > 1:
             return None
-        cap = max(row.cap for row in rows)
+        cap, block = max(row.cap for row in rows), max(row.block for row in rows)
         best = 0.0
-        for width in [*(w for w in LADDER if w < cap), cap]:
+        for width in [*(w for w in LADDER if w < block), block]:
+            if width > cap:
+                return None
             known = self.cost.samples(len(rows), width + 1)
             if not known and width > LADDER[1]:
                 price = float(self.cost.steps(len(rows), 0, width)[width])

@@ -31,13 +31,16 @@ def kept(length: int, why: str, width: int) -> str:
 def plain(draft: int, seconds: float, saved: float, won: float) -> str:
     """Why nothing is drafted: drafting ``draft`` would take longer than it wins."""
     extra = 1e3 * (seconds - saved)
-    return f"decoding plainly: drafting {draft} would cost {extra:.1f} ms for {won:.2f} expected tokens"
+    cost = f"{extra:.1f} ms for {won:.2f} expected tokens"
+    return f"decoding plainly: drafting {draft} would cost {cost}"
 
 
-def unpriced(limits: Sequence[tuple[int, str]]) -> Schedule:
+def unpriced(limits: Sequence[tuple[int, str]], policy: str = "") -> Schedule:
     """Without a measured cost nothing is trimmed beyond what each row's own limits say."""
     return Schedule(
-        lengths=tuple(length for length, _ in limits), reasons=tuple(why for _, why in limits)
+        lengths=tuple(length for length, _ in limits),
+        reasons=tuple(why for _, why in limits),
+        policy=policy,
     )
 
 

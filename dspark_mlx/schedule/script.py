@@ -48,9 +48,9 @@ class Domain:
 # accepted, the rates of fixed-length verification in the paper (§4.3.3); "weak" is a drafter
 # that does not suit its text.
 DOMAINS = {
-    "chat": Domain(2.25, 1.8, 0.10, 6.0),
-    "code": Domain(3.60, 2.0, 0.10, 12.0),
-    "math": Domain(3.90, 1.7, 0.10, 8.0),
+    "chat": Domain(2.55, 1.8, 0.10, 6.0),
+    "code": Domain(4.05, 2.0, 0.10, 12.0),
+    "math": Domain(4.15, 1.7, 0.10, 8.0),
     "weak": Domain(-0.60, 0.9, 0.12, 6.0),
 }
 MIXED = ("chat", "code", "math")

@@ -26,6 +26,7 @@ SURE = 1.1  # so many times plain decoding is no longer in doubt
 SHARE = 0.007  # of all time, most that drafting may lose while it is in doubt
 CREDIT = 1.5  # plain rounds that may be lost before any were earned
 KEPT = 20.0  # plain rounds won that are kept to be risked later
+RECENT = 12.0  # drafting rounds that show whether the forecast holds
 PAUSE = 6  # rounds between probes at least
 
 
@@ -145,6 +146,12 @@ class Budget:
         self.earned = 0.0
         self.lost = 0.0
         self.pause = 0
+        self._won = 0.0  # seconds a drafting round won lately, over those it took
+
+    @property
+    def proven(self) -> bool:
+        """Whether the last rounds that drafted were no slower than plain ones."""
+        return self._won >= 0.0
 
     def left(self, loss: float, plain_seconds: float) -> bool:
         """Whether ``loss`` more may be risked."""
@@ -155,6 +162,7 @@ class Budget:
         loss = seconds - tokens / plain_rate
         self.lost = max(self.lost + loss, self.earned - KEPT * rows / plain_rate)
         self.pause = 0 if loss < 0.0 else PAUSE
+        self._won -= (loss / seconds + self._won) / RECENT
 
     def round(self, seconds: float) -> None:
         """Any round earns."""

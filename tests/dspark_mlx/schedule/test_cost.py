@@ -1,0 +1,181 @@
+"""Prices stay as measured, are monotone, never flat beyond what was measured, and learn."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspark_mlx.errors import UsageError
+from dspark_mlx.events import from_json, to_json
+from dspark_mlx.schedule.correction import OnlineCorrection
+from dspark_mlx.schedule.cost import CostKey, CostModel
+from dspark_mlx.schedule.tables import tables
+
+STAIRCASE = {1: 1.0, 2: 1.0, 4: 1.0, 5: 1.8, 8: 1.9}
+POINTS = st.dictionaries(st.integers(1, 17), st.floats(1e-4, 10.0), min_size=1, max_size=8)
+TABLES = st.dictionaries(st.integers(1, 8), POINTS, min_size=1, max_size=4)
+
+
+def test_measured_points_are_kept_as_measured():
+    model = CostModel({0: {1: STAIRCASE}})
+    assert [model.seconds(1, w) for w in STAIRCASE] == list(STAIRCASE.values())
+    assert model.seconds(1, 6) == pytest.approx(1.8 + 0.1 / 3)
+
+
+@given(TABLES, st.integers(1, 8), st.integers(0, 5000))
+def test_the_price_is_monotone_in_the_width(table, rows, context):
+    curve = CostModel({0: table}).steps(rows, context, 20)
+    assert np.all(np.diff(curve) >= 0) and np.all(curve > 0) and np.all(np.isfinite(curve))
+
+
+@given(POINTS)
+def test_the_price_is_never_flat_beyond_what_was_measured(points):
+    model = CostModel({0: {1: points}})
+    last = max(points)
+    curve = model.steps(1, 0, last + 8)[last - 1 :]
+    assert np.all(np.diff(curve) > 0)
+
+
+def test_a_flat_table_still_grows_beyond_its_end():
+    model = CostModel({0: {1: {1: 1.0, 8: 1.0}}})
+    assert model.seconds(1, 8) == 1.0 < model.seconds(1, 9) < model.seconds(1, 17)
+
+
+def test_one_point_is_extrapolated_in_proportion():
+    assert CostModel({0: {1: {2: 3.0}}}).seconds(1, 6) == pytest.approx(9.0)
+
+
+def test_unmeasured_rows_are_priced_by_their_tokens():
+    model = CostModel({0: {2: {1: 1.0, 4: 2.0, 8: 4.0}}})
+    assert model.seconds(4, 4) == pytest.approx(model.seconds(2, 8))
+    assert model.seconds(1, 8) == pytest.approx(model.seconds(2, 4))
+    wide = CostModel({0: {1: {1: 1.0, 4: 1.5}, 3: {1: 1.4, 4: 3.5}}})
+    assert wide.seconds(2, 4) == pytest.approx(2.5)
+
+
+def test_longer_contexts_cost_what_was_measured_and_more_beyond():
+    model = CostModel({0: {1: {1: 1.0, 8: 2.0}}, 4096: {1: {1: 1.4, 8: 3.0}}})
+    costs = [model.seconds(1, 8, c) for c in (0, 2048, 4096, 8192)]
+    assert costs == sorted(costs) and costs[0] == 2.0
+    assert costs[2] == pytest.approx(3.0, rel=0.05) and costs[3] > 3.7
+
+
+def test_a_method_without_a_draft_table_drafts_for_nothing():
+    model = tables()["cpu-2-cores"]
+    assert model.drafts("lookup", 4, 7).sum() == 0.0
+    assert model.drafts("dspark", 1, 8)[8] == pytest.approx(0.016)
+    assert model.drafts("dspark", 0, 7).sum() == 0.0
+
+
+def test_the_published_and_measured_ratios_are_in_the_tables():
+    m4, cpu = tables()["m4-pro-quantised"], tables()["cpu-2-cores"]
+    assert m4.seconds(1, 4) / m4.seconds(1, 1) == pytest.approx(1.47)
+    assert m4.seconds(1, 8) / m4.seconds(1, 1) == pytest.approx(2.69)
+    assert [round(1e3 * cpu.seconds(1, w)) for w in range(1, 8)] == [
+        105, 121, 129, 143, 150, 155, 160,
+    ]  # fmt: skip
+
+
+def test_json_round_trip_keeps_every_price_and_the_key():
+    key = CostKey("m", "4bit", "cpu", "0.32.4")
+    model = CostModel(
+        {0: {1: STAIRCASE}, 2048: {1: STAIRCASE, 2: {1: 1.5}}},
+        {"dspark": {1: {7: 0.1}}},
+        overhead=0.01,
+        look=0.002,
+        key=key,
+    )
+    again = CostModel.from_json(model.to_json())
+    assert (again.step, again.draft, again.key) == (model.step, model.draft, key)
+    assert (again.overhead, again.look, again.profiled) == (0.01, 0.002, True)
+    event = model.to_event((1, 2), 4, "dspark")
+    assert from_json(to_json(event)) == event and len(event.step_seconds[1]) == 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"step": {}}',
+        '{"step": {"0": {"1": {"1": -1}}}, "draft": {}, "overhead": 0, "look": 0}',
+        '{"step": {"0": {"1": {"1": 0}}}, "draft": {}, "overhead": 0, "look": 0}',
+    ],
+)
+def test_a_broken_table_is_refused(text):
+    with pytest.raises(UsageError):
+        CostModel.from_json(text)
+
+
+def test_an_empty_model_says_so_and_learns_the_median():
+    model = CostModel()
+    assert not model.known
+    with pytest.raises(UsageError, match="no measurements"):
+        model.seconds(1, 1)
+    for seconds in (9.0, 1.0, 1.1, 1.0, 0.9):  # the first one compiled
+        model.learn(1, 1, seconds)
+    for seconds in (1.5, 1.6, 1.4):
+        model.learn(1, 5, seconds)
+    assert model.known and not model.profiled
+    assert model.seconds(1, 1) == 1.0 and model.seconds(1, 5) == 1.5
+    assert model.seconds(1, 3) == pytest.approx(1.25)
+
+
+def test_a_profile_is_not_overwritten_by_rounds():
+    model = CostModel({0: {1: {1: 1.0, 4: 2.0}}})
+    model.learn(1, 4, 50.0)
+    assert model.seconds(1, 4) == 2.0
+
+
+# -- online correction --------------------------------------------------------------------
+
+
+def feed(correction, rounds, factor, widths=(1, 5), rows=1, look=False):
+    for i in range(rounds):
+        width = widths[i % len(widths)]
+        correction.update(rows, width, look, 1.0, factor(width) if callable(factor) else factor)
+
+
+def test_a_slowdown_is_seen_and_forgotten_within_ten_rounds():
+    correction = OnlineCorrection()
+    feed(correction, 50, 1.0)
+    assert correction.factors(1, 7, False) == pytest.approx(1.0)
+    feed(correction, 10, 2.0)
+    assert correction.factors(1, 7, False) == pytest.approx(2.0, rel=0.1)
+    feed(correction, 10, 1.0)
+    assert correction.factors(1, 7, False) == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_slowdown_of_wide_steps_alone_is_told_apart():
+    correction = OnlineCorrection()
+    feed(correction, 30, 1.0)
+    feed(correction, 12, lambda w: 1.0 if w == 1 else 2.0)
+    factors = correction.factors(1, 7, False)
+    assert factors[0] == pytest.approx(1.0, rel=0.1) and factors[4] == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.parametrize("outlier", [0.01, 100.0])
+def test_one_odd_round_moves_little(outlier):
+    correction = OnlineCorrection()
+    feed(correction, 20, 1.0)
+    feed(correction, 1, outlier)
+    assert correction.factors(1, 7, False) == pytest.approx(1.0, abs=0.15)
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 9), st.booleans(),
+                          st.floats(0.0, 1e3)), max_size=60))  # fmt: skip
+def test_the_correction_is_bounded(rounds):
+    correction = OnlineCorrection()
+    for rows, width, look, seconds in rounds:
+        correction.update(rows, width, look, 1.0, seconds)
+    for look in (False, True):
+        factors = correction.factors(2, 8, look)
+        assert np.all((factors >= 0.124) & (factors <= 8.001))
+
+
+def test_a_wrong_spot_in_the_profile_is_learned():
+    correction = OnlineCorrection()
+    feed(correction, 200, lambda w: 1.5 if w == 5 else 1.0, widths=(1, 3, 5, 3))
+    factors = correction.factors(1, 7, False)
+    assert factors[4] == pytest.approx(1.5, rel=0.1) and factors[2] == pytest.approx(1.0, rel=0.1)

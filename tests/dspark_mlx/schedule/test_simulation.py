@@ -1,0 +1,219 @@
+"""Whole runs: auto against every fixed length in hindsight, under load, and without a profile."""
+
+import numpy as np
+import pytest
+
+from dspark_mlx.errors import UsageError
+from dspark_mlx.events import Load, Memory, RowStep, StepDone, Token, to_json
+from dspark_mlx.request import Cuts
+from dspark_mlx.schedule import Auto, CostModel, EarlyStop, Fixed, Lagged, make_policy
+from dspark_mlx.schedule.script import DOMAINS, from_trace, synthetic
+from dspark_mlx.schedule.simulate import fixed_length, in_hindsight, simulate
+from dspark_mlx.schedule.tables import tables
+
+TEXTS = ("chat", "code", "math", "mixed")
+BLOCK = 7
+
+
+def scripts(domain, concurrency, tokens=200):
+    return [synthetic(domain, tokens, BLOCK, 100 + i) for i in range(max(6, 3 * concurrency))]
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """(table, domain, concurrency) -> auto and every fixed length over the same replies."""
+    done = {}
+    for table in tables():
+        for domain in TEXTS:
+            for concurrency in range(1, 9):
+                text, world = scripts(domain, concurrency), tables()[table]
+                fixed = in_hindsight(text, world, concurrency)
+                auto = simulate(Auto(tables()[table]), text, world, concurrency=concurrency)
+                done[table, domain, concurrency] = auto.tps, {n: r.tps for n, r in fixed.items()}
+    return done
+
+
+def test_auto_is_near_the_best_fixed_length_of_every_cell(cells):
+    short = {
+        cell: auto / max(fixed.values())
+        for cell, (auto, fixed) in cells.items()
+        if auto < 0.97 * max(fixed.values())
+    }
+    assert not short
+
+
+def test_auto_beats_every_single_fixed_length_over_all_cells(cells):
+    def overall(choose):
+        return np.mean([np.log(choose(auto, fixed) / fixed[0]) for auto, fixed in cells.values()])
+
+    auto = overall(lambda auto, _: auto)
+    for length in range(BLOCK + 1):
+        assert auto > overall(lambda _, fixed, n=length: fixed[n])
+
+
+def test_auto_is_never_meaningfully_slower_than_plain_decoding(cells):
+    assert not {c: auto / fixed[0] for c, (auto, fixed) in cells.items() if auto < 0.98 * fixed[0]}
+
+
+@pytest.mark.parametrize("table", ["linear", "m4-pro-quantised", "cliff-after-4", "cpu-2-cores"])
+@pytest.mark.parametrize("concurrency", [1, 3, 8])
+def test_a_drafter_that_does_not_suit_costs_little(table, concurrency):
+    text, world = scripts("weak", concurrency), tables()[table]
+    plain = fixed_length(0, text, world, concurrency)
+    auto = simulate(Auto(tables()[table]), text, world, concurrency=concurrency)
+    assert auto.tps >= 0.98 * plain.tps
+
+
+@pytest.mark.parametrize("table", ["m4-pro-quantised", "cpu-2-cores", "cliff-after-4"])
+def test_auto_holds_for_rows_that_must_not_anticipate(table):
+    for domain in TEXTS:
+        text, world = scripts(domain, 2), tables()[table]
+        best = max(r.tps for r in in_hindsight(text, world, 2).values())
+        auto = simulate(Auto(tables()[table]), text, world, concurrency=2, pathwise=False)
+        assert auto.tps >= 0.97 * best
+        assert "optimum" not in auto.rules
+
+
+def mean(widths, start, stop):
+    return float(np.mean(widths[start:stop]))
+
+
+@pytest.mark.parametrize(
+    ("table", "concurrency"),
+    [
+        ("cpu-2-cores", 1),
+        ("cpu-2-cores", 2),
+        ("cpu-2-cores", 4),
+        ("m4-pro-quantised", 1),
+        ("cliff-after-4", 2),
+        ("cliff-after-4", 4),
+    ],
+)
+def test_load_on_and_off_moves_the_length_within_15_rounds(table, concurrency):
+    """Load that makes wide steps dearer shortens what is verified; its end lengthens it again."""
+    text = [synthetic("code", 2000, BLOCK, i) for i in range(8)]
+
+    def slower(i, widest):
+        return 1.2 + 0.3 * widest if 100 <= i < 200 else 1.0
+
+    run = simulate(
+        Auto(tables()[table]), text, tables()[table],
+        concurrency=concurrency, slowdown=slower, jitter=0.03,
+    )  # fmt: skip
+    before, during = mean(run.widths, 50, 100), mean(run.widths, 115, 200)
+    after = mean(run.widths, 215, 300)
+    assert during < 0.8 * before
+    assert after > during + 0.5 * (before - during)
+
+
+def test_predictions_follow_the_load():
+    text = [synthetic("code", 1500, BLOCK, i) for i in range(3)]
+    run = simulate(
+        Auto(tables()["cpu-2-cores"]), text, tables()["cpu-2-cores"],
+        slowdown=lambda i, _: 2.0 if 60 <= i < 120 else 1.0, jitter=0.03,
+    )  # fmt: skip
+    ratio = np.array(run.measured) / np.array([p or np.nan for p in run.predicted])
+    for settled in (slice(30, 60), slice(75, 120), slice(135, 180)):
+        assert np.nanmedian(ratio[settled]) == pytest.approx(1.0, abs=0.1)
+
+
+def test_auto_without_a_profile_learns_the_cost_and_is_no_slower_than_plain():
+    for table in ("cpu-2-cores", "linear", "m4-pro-quantised"):
+        text, world = scripts("code", 1, tokens=400), tables()[table]
+        fixed = in_hindsight(text, world)
+        auto = simulate(Auto(), text, world)
+        assert auto.tps >= 0.95 * max(r.tps for r in fixed.values()), table
+        assert auto.tps >= 0.97 * fixed[0].tps, table
+
+
+def test_auto_without_a_profile_trims_nothing_before_it_has_measured():
+    text = [synthetic("chat", 300, BLOCK, 0)]
+    policy = Auto()
+    run = simulate(policy, text, tables()["cpu-2-cores"])
+    measuring = run.rules.count("measure")
+    assert run.widths[:measuring] == [0] * 3 + [2] * 3 + [4] * 3 + [7] * 3
+    assert set(run.rules[measuring:]) <= {"lagged", "plain", "probe"}  # a look has no price yet
+
+
+@pytest.mark.parametrize("name", ["auto", "early-stop", "lagged"])
+def test_every_policy_obeys_static_cuts(name):
+    text = scripts("code", 2)
+    policy = make_policy(name, cost=tables()["flat"], draft_length=3)
+    assert max(simulate(policy, text, tables()["flat"], concurrency=2).widths) == 3
+    own = simulate(
+        make_policy(name, cost=tables()["flat"]), text, tables()["flat"],
+        concurrency=2, cuts=Cuts(p_min=0.7),
+    )  # fmt: skip
+    free = simulate(make_policy(name, cost=tables()["flat"]), text, tables()["flat"], concurrency=2)
+    assert own.accepted / own.scheduled > free.accepted / free.scheduled
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 7])
+def test_the_fast_run_of_a_fixed_length_is_the_same_run(length):
+    text, world = scripts("mixed", 3, tokens=60), tables()["m4-pro-quantised"]
+    slow = simulate(Fixed(length), text, world, concurrency=3)
+    fast = fixed_length(length, text, world, concurrency=3)
+    assert fast.seconds == pytest.approx(slow.seconds)
+    for name in ("tokens", "drafted", "scheduled", "accepted", "widths"):
+        assert getattr(fast, name) == getattr(slow, name)
+
+
+@pytest.mark.parametrize("policy", [Auto, EarlyStop, Lagged])
+def test_a_run_ends_where_its_replies_do(policy):
+    text = [synthetic("chat", n, BLOCK, n) for n in (1, 2, 7, 40)]
+    run = simulate(policy(tables()["cpu-2-cores"]), text, tables()["cpu-2-cores"], concurrency=3)
+    assert run.tokens == 50
+
+
+def test_the_domains_accept_as_the_paper_reports():
+    for domain, share in {"chat": 0.457, "code": 0.676, "math": 0.769}.items():
+        text = [synthetic(domain, 1500, 7, i) for i in range(6)]
+        run = simulate(Fixed(7), text, tables()["flat"])
+        assert run.accepted / run.scheduled == pytest.approx(share, abs=0.06)
+    assert set(DOMAINS) >= set(TEXTS) - {"mixed"}
+    with pytest.raises(UsageError, match="no domain"):
+        synthetic("poetry", 10, 7, 0)
+
+
+# -- replay of a recorded trace --------------------------------------------------------------
+
+
+def recorded(position, confidence, scheduled, accepted):
+    n = len(confidence)
+    row = RowStep(
+        "r", position, "dspark", tuple(range(n)), ("x",) * n, tuple(confidence), (), scheduled,
+        accepted, tuple(Token(0, "x", "draft") for _ in range(accepted + 1)),
+    )  # fmt: skip
+    step = StepDone(
+        0, 0.0, (row,), "fixed", 0.1, 0.0, 0.1, 0.0, None, None, 10.0, 1, Load(), Memory()
+    )
+    return to_json(step)
+
+
+def test_a_trace_replays_as_it_happened():
+    lines = [
+        recorded(10, [0.9, 0.8, 0.7], 3, 2),
+        recorded(13, [0.5, 0.4, 0.3], 3, 0),
+        recorded(14, [0.9, 0.9, 0.9], 3, 3),
+    ]
+    (script,) = from_trace(lines)
+    assert script.accepts == (2, 2, 2, 0, 3, 3, 3, 3)
+    assert script.confidence[0].tolist() == [0.9, 0.8, 0.7]
+    run = simulate(Fixed(3), [script], tables()["flat"])
+    assert (run.tokens, len(run.widths)) == (8, 3)
+    assert run.accepted == 5
+
+
+def test_a_trace_without_drafts_is_refused():
+    with pytest.raises(UsageError, match="no round"):
+        from_trace(["", recorded(0, [], 0, 0)])
+    with pytest.raises(UsageError, match="not a trace"):
+        from_trace(["hello"])
+
+
+def test_a_policy_may_be_wrong_about_the_world_and_recovers():
+    """Told that wide steps are nearly free where they are dear, it finds out."""
+    text, world = scripts("chat", 1, tokens=500), tables()["linear"]
+    wrong = CostModel({0: {1: {1: 0.025, 8: 0.026}}}, overhead=0.0005)
+    plain = in_hindsight(text, world)[0]
+    assert simulate(Auto(wrong), text, world).tps >= 0.85 * plain.tps
