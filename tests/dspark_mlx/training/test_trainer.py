@@ -1,0 +1,243 @@
+"""Whole runs on a toy: it learns, resumes to the same weights, and fails in clear words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from toys import ToyTokenizer
+from training_toys import answers, chain_model, model_config, toy_options, write_jsonl
+
+from dspark_mlx.drafter.load import load_drafter
+from dspark_mlx.errors import ModelError, UsageError
+from dspark_mlx.target import Target
+from dspark_mlx.training import checkpoint, session
+from dspark_mlx.training.checkpoint import list_checkpoints, load_checkpoint
+from dspark_mlx.training.options import TrainOptions
+from dspark_mlx.training.progress import read_log
+from dspark_mlx.training.step import StepComputer
+from dspark_mlx.training.trainer import RunState, TrainingError
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return chain_model()
+
+
+@pytest.fixture(scope="module")
+def corpus(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_jsonl(tmp_path_factory.mktemp("data") / "d.jsonl", answers(model, 60))
+
+
+def run(
+    model: Any, corpus: Path, out: Path, options: TrainOptions | None = None, **more: Any
+) -> tuple[RunState, list[str]]:
+    said: list[str] = []
+    state = session.train(
+        model,
+        ToyTokenizer(),
+        model_config(model),
+        [corpus],
+        out,
+        options or toy_options(),
+        say=said.append,
+        log_seconds=0.0,
+        **more,
+    )
+    return state, said
+
+
+def final_weights(out: Path) -> dict[str, mx.array]:
+    _, tensors, _ = load_checkpoint(list_checkpoints(out / "checkpoints")[-1])
+    return tensors
+
+
+def test_a_toy_drafter_learns_its_target(model: Any, corpus: Path, tmp_path: Path) -> None:
+    state, said = run(model, corpus, tmp_path, toy_options(steps=150))
+    rows = read_log(tmp_path / "log.jsonl")
+    accepted = [row["accepted"] for row in rows if row["kind"] == "step"]
+    assert accepted[0] < 1.5
+    assert state.best > 3.5, "of at most 5: four drafted tokens and the target's own"
+    assert any("held out: accepted" in line for line in said)
+    assert "tok/s" in "".join(said) and "left" in "".join(said)
+    picture = (tmp_path / "training.svg").read_text()
+    assert picture.startswith("<svg") and "Accepted length" in picture
+
+
+@pytest.mark.parametrize("head", ["gated", "rnn"])
+def test_every_head_trains_and_loads(model: Any, corpus: Path, tmp_path: Path, head: str) -> None:
+    options = toy_options(head=head, steps=30, validate_every=30)
+    run(model, corpus, tmp_path, options)
+    drafter = load_drafter(tmp_path, Target(model, model_config(model)))
+    assert drafter.config.markov_head_type == head
+    rows = [r for r in read_log(tmp_path / "log.jsonl") if r["kind"] == "step"]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+def test_the_result_is_a_deepspec_checkpoint_with_a_reduced_vocabulary(
+    model: Any, corpus: Path, tmp_path: Path
+) -> None:
+    run(model, corpus, tmp_path, toy_options(steps=2, validate_every=2))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3DSparkModel"]
+    assert config["draft_vocab_size"] == 80
+    weights = mx.load(str(tmp_path / "model.safetensors"))
+    assert {"d2t", "t2d", "fc.weight", "markov_head.markov_w1.weight"} <= set(weights)
+    assert weights["fc.weight"].dtype == mx.bfloat16
+    drafter = load_drafter(tmp_path, Target(model, model_config(model)))
+    assert int(drafter.draft_to_target.max()) < 96
+
+
+@pytest.mark.parametrize("cache", [0, 1 << 20])
+def test_a_killed_run_resumes_to_the_weights_of_an_unbroken_one(
+    model: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: int
+) -> None:
+    options = toy_options(steps=25, checkpoint_every=10, validate_every=10)
+    run(model, corpus, tmp_path / "whole", options, cache_bytes=cache)
+
+    calls = 0
+    gradient = StepComputer.gradient
+
+    def dying(self: StepComputer, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 17:
+            raise MemoryError("killed")
+        return gradient(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StepComputer, "gradient", dying)
+        with pytest.raises(MemoryError):
+            run(model, corpus, tmp_path / "broken", options, cache_bytes=cache)
+    state, said = run(model, corpus, tmp_path / "broken", options, cache_bytes=cache)
+    assert any("resuming at step 10" in line for line in said)
+    assert state.step == 25
+    whole, broken = final_weights(tmp_path / "whole"), final_weights(tmp_path / "broken")
+    assert whole.keys() == broken.keys() and len(whole) > 20
+    tolerance = 2e-3 if cache else 0.0  # a cache keeps float16
+    for name in whole:
+        gap = mx.abs(whole[name].astype(mx.float32) - broken[name].astype(mx.float32)).max()
+        assert gap.item() <= tolerance, name
+
+
+def test_accumulated_micro_batches_are_one_batch(model: Any, corpus: Path, tmp_path: Path) -> None:
+    """Two micro-batches of a step have the gradient of their common mean."""
+    out = []
+    for accumulate, steps in ((2, 3), (1, 6)):
+        options = toy_options(accumulate=accumulate, steps=steps, validate_every=100)
+        state, _ = run(model, corpus, tmp_path / f"{accumulate}", options)
+        out.append(state)
+    assert out[0].tokens == out[1].tokens and out[0].slots == out[1].slots
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_leaves_checkpoints_whole(
+    model: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(model, corpus, tmp_path, toy_options(steps=10))
+    before = {p: p.read_bytes() for p in list_checkpoints(tmp_path / "checkpoints")}
+    gradient = StepComputer.gradient
+
+    def poisoned(self: StepComputer, *args: Any) -> Any:
+        losses, tree = gradient(self, *args)
+        return dataclasses.replace(losses, total=mx.array(float("nan"))), tree
+
+    monkeypatch.setattr(StepComputer, "gradient", poisoned)
+    with pytest.raises(TrainingError, match="loss at step 11 is nan"):
+        run(model, corpus, tmp_path, toy_options(steps=20))
+    assert before and {p: p.read_bytes() for p in before} == before
+
+
+def test_a_full_disk_is_said_and_leaves_checkpoints_whole(
+    model: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(model, corpus, tmp_path, toy_options(steps=10))
+    before = {p: p.read_bytes() for p in list_checkpoints(tmp_path / "checkpoints")}
+
+    def full(path: str, tensors: Any, metadata: Any = None) -> None:
+        Path(path).write_bytes(b"cut")
+
+    monkeypatch.setattr(checkpoint.mx, "save_safetensors", full)
+    with pytest.raises(ModelError, match="cannot save a checkpoint"):
+        run(model, corpus, tmp_path, toy_options(steps=20))
+    assert before and {p: p.read_bytes() for p in before} == before
+    assert not list((tmp_path / "checkpoints").glob(".saving*"))
+
+
+def test_another_shape_cannot_continue_a_run(model: Any, corpus: Path, tmp_path: Path) -> None:
+    run(model, corpus, tmp_path, toy_options(steps=2))
+    with pytest.raises(UsageError, match="rank 16, not 8"):
+        run(model, corpus, tmp_path, toy_options(steps=4, rank=8))
+
+
+def test_more_data_continues_with_a_new_pass(model: Any, corpus: Path, tmp_path: Path) -> None:
+    run(model, corpus, tmp_path / "o", toy_options(steps=3))
+    more = write_jsonl(tmp_path / "more.jsonl", answers(model, 80))
+    state, said = run(model, more, tmp_path / "o", toy_options(steps=5))
+    assert any("the data has changed" in line for line in said)
+    assert (state.step, state.epoch) == (5, 1)
+
+
+def test_early_stop_ends_a_run_that_no_longer_improves(
+    model: Any, corpus: Path, tmp_path: Path
+) -> None:
+    options = toy_options(steps=200, lr=1e-9, validate_every=5, patience=2)
+    state, said = run(model, corpus, tmp_path, options)
+    assert state.step <= 20 and any("stopping early" in line for line in said)
+
+
+def test_ctrl_c_saves_and_ends_after_the_step(
+    model: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+
+    gradient = StepComputer.gradient
+    calls = 0
+
+    def interrupted(self: StepComputer, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            signal.raise_signal(signal.SIGINT)
+        return gradient(self, *args)
+
+    monkeypatch.setattr(StepComputer, "gradient", interrupted)
+    state, _ = run(model, corpus, tmp_path, toy_options(steps=50))
+    assert state.step == 3
+    assert [p.name for p in list_checkpoints(tmp_path / "checkpoints")] == [
+        "step-0000003.safetensors"
+    ]
+
+
+def test_layers_start_as_the_targets_last(model: Any) -> None:
+    from dspark_mlx.training.init import build_drafter, new_config, spread_taps
+
+    target = Target(model, model_config(model))
+    shape = new_config(
+        target, layers=1, taps=(1,), block=4, head="vanilla", rank=4, mask_token_id=0
+    )
+    drafter = build_drafter(shape, target, None, seed=0, from_target=True)
+    last = model.layers[-1]
+    assert mx.array_equal(drafter.layers[0].mlp.up_proj.weight, last.mlp.up_proj.weight)
+    assert mx.array_equal(drafter.norm.weight, target.norm.weight)
+    trained = dict(tree_flatten(drafter.trainable_parameters()))
+    assert not any(name.startswith(("embed_tokens", "lm_head")) for name in trained)
+    assert spread_taps(30, 3) == (1, 14, 27)
+    with pytest.raises(UsageError):
+        spread_taps(2, 3)
+
+
+def test_batches_hold_every_sample_once_within_the_limit() -> None:
+    from dspark_mlx.training.blocks import plan_batches
+    from dspark_mlx.training.data import Sample
+
+    rng = np.random.default_rng(0)
+    samples = [Sample(np.zeros(n, np.int32), 1, "k") for n in rng.integers(5, 60, 300)]
+    batches = plan_batches(samples, 128, np.random.default_rng(1))
+    assert sorted(i for b in batches for i in b) == list(range(300))
+    assert all(len(b) * max(len(samples[i]) for i in b) <= 128 for b in batches)
