@@ -55,25 +55,32 @@ class MlxLm:
         if temperature > 0:
             sample_utils = importlib.import_module("mlx_lm.sample_utils")
             options["sampler"] = sample_utils.make_sampler(temp=temperature)
+        began = ready = time.perf_counter()
+        first = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal ready
+            if done == total - 1:
+                ready = time.perf_counter()
+
         if mode == SPECULATIVE:
             options["draft_model"] = self._draft
-        began = time.perf_counter()
-        first = began
+        else:
+            options["prompt_progress_callback"] = progress
         tokens: list[int] = []
         for response in self._lm.stream_generate(
             self._model, self._tokenizer, ids, max_tokens=max_tokens, **options
         ):
-            if not tokens:
-                first = time.perf_counter()
+            first = first or time.perf_counter()
             if len(tokens) < response.generation_tokens:
                 tokens.append(int(response.token))
         ended = time.perf_counter()
-        # Where prefill ends is not told in both modes: the first token's own step counts as
-        # prefill, and is made up for by the mean of the others.
-        seconds = ended - first
-        if len(tokens) > 1:
-            seconds *= len(tokens) / (len(tokens) - 1)
-        return _answer(tokens, seconds or ended - began, first - began)
+        seconds = ended - ready
+        if mode == SPECULATIVE and len(tokens) > 1:
+            # Where prefill ends is not told here: the first token's step counts as prefill,
+            # and the mean of the others stands in for it.
+            seconds = (ended - first) * len(tokens) / (len(tokens) - 1)
+        return _answer(tokens, seconds, first - began)
 
 
 class MlxDspark:
@@ -147,8 +154,7 @@ def serve(name: str, jobs: TextIO, answers: TextIO) -> None:
 
     try:
         adapter = ADAPTERS[name](Setup(**json.loads(jobs.readline())))
-        version = importlib.metadata.version(name)
-        say({"version": version, "modes": adapter.modes})
+        say({"version": _version(name), "modes": adapter.modes})
     except Exception as error:
         say({"error": _first_line(error)})
         return
@@ -157,6 +163,13 @@ def serve(name: str, jobs: TextIO, answers: TextIO) -> None:
             say(adapter.generate(**json.loads(line)))
         except Exception as error:
             say({"error": _first_line(error)})
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
+        return str(getattr(importlib.import_module(PACKAGES[name]), "__version__", "unknown"))
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import picture
-from .result import Cell, CellName, Results
+from .result import Cell, CellName, Results, summarise
 from .tables import number, percent, plural, spread, table
 
 SPEED = ("", "tok/s", "range", "ratio", "range", "first s")
@@ -78,7 +78,7 @@ def charts(results: Results) -> list[picture.Chart]:
                 tuple(domains),
                 tuple(sides),
                 tuple(tuple(c.tps if c else None for c in row) for row in grid),
-                tuple(tuple((c.tps_low, c.tps_high) if c else None for c in row) for row in grid),
+                tuple(tuple(_whisker(c) for c in row) for row in grid),
             )
         )
     lines = tuple(
@@ -92,6 +92,12 @@ def charts(results: Results) -> list[picture.Chart]:
     return made
 
 
+def _whisker(cell: Cell | None) -> tuple[float, float] | None:
+    if cell is None or cell.tps_low is None or cell.tps_high is None:
+        return None
+    return cell.tps_low, cell.tps_high
+
+
 def note(results: Results) -> str:
     about = results.about
     return ", ".join(str(about[k]) for k in ("model", "device", "mlx", "started") if k in about)
@@ -103,7 +109,7 @@ def _heading(temperature: float, concurrency: int) -> str:
 
 
 def _places(cells: Sequence[Cell]) -> list[tuple[float, int]]:
-    return list(dict.fromkeys((c.name.temperature, c.name.concurrency) for c in cells))
+    return sorted({(c.name.temperature, c.name.concurrency) for c in cells})
 
 
 def _domains(results: Results, cells: Sequence[Cell]) -> list[str]:
@@ -161,8 +167,6 @@ def _overall(results: Results, cells: Sequence[Cell]) -> list[list[str]]:
 
 def over_domains(results: Results, cells: Sequence[Cell]) -> Cell:
     """One side's cells of several domains as a single cell."""
-    from .result import summarise
-
     names = [c.name for c in cells]
     base = [CellName(results.baseline, n.domain, n.temperature, n.concurrency) for n in names]
     first = names[0]

@@ -69,7 +69,8 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The runs of a cell in figures. Rates are medians over repeats, with the extremes.
+    """The runs of a cell in figures. Rates are medians over repeats, with the extremes
+    where there were several.
 
     ``ratio`` is against the baseline's rate in the same repeat.
     ``accepted_length`` counts the target's own token too. Shares are of the
@@ -80,8 +81,8 @@ class Cell:
     replies: int
     tokens: int
     tps: float
-    tps_low: float
-    tps_high: float
+    tps_low: float | None
+    tps_high: float | None
     ratio: float | None
     ratio_low: float | None
     ratio_high: float | None
@@ -100,7 +101,10 @@ class Cell:
 
 @dataclass(slots=True)
 class Results:
-    """Everything of one benchmark. ``runs[cell][repeat]`` lists its groups."""
+    """Everything of one benchmark. ``runs[cell][repeat]`` lists its groups.
+
+    ``sides`` is the order in which they are shown, the baseline first.
+    """
 
     about: dict[str, Any]
     baseline: str
@@ -108,6 +112,7 @@ class Results:
     forks: list[Fork] = field(default_factory=list)
     compared: int = 0
     notes: list[str] = field(default_factory=list)
+    sides: list[str] = field(default_factory=list)
 
     def add(self, name: CellName, repeat: int, run: Run) -> None:
         repeats = self.runs.setdefault(name, [])
@@ -121,7 +126,10 @@ class Results:
         return all(fork.near_tie for fork in self.forks)
 
     def cells(self) -> list[Cell]:
-        return [self.cell(name) for name in self.runs]
+        """Every cell, its sides in their order."""
+        order = {side: n for n, side in enumerate(self.sides)}
+        names = sorted(self.runs, key=lambda name: order.get(name.side, len(order)))
+        return [self.cell(name) for name in names]
 
     def cell(self, name: CellName) -> Cell:
         base = dataclasses.replace(name, side=self.baseline)
@@ -168,11 +176,11 @@ def summarise(
         replies=sum(len(run.tokens) for run in runs),
         tokens=tokens,
         tps=median(rates),
-        tps_low=min(rates),
-        tps_high=max(rates),
+        tps_low=min(rates) if len(rates) > 1 else None,
+        tps_high=max(rates) if len(rates) > 1 else None,
         ratio=median(pairs) if pairs else None,
-        ratio_low=min(pairs, default=None),
-        ratio_high=max(pairs, default=None),
+        ratio_low=min(pairs) if len(pairs) > 1 else None,
+        ratio_high=max(pairs) if len(pairs) > 1 else None,
         first_token_seconds=median(s for run in runs for s in run.first_token_seconds),
         accepted_length=mean(tokens),
         drafted_length=mean(sum(run.drafted for run in runs)),

@@ -77,6 +77,7 @@ class Runner:
             for group in self._groups(count)
         ]
         total = sum(len(self._sides(count)) for _, _, count, _ in jobs)
+        self.results.sides = [side.name for side in (self._baseline, *plan.sides, *plan.peers)]
         done = 0
         for turn, (repeat, temperature, count, group) in enumerate(jobs):
             sides = self._sides(count)
@@ -113,12 +114,14 @@ class Runner:
         return [groups[k] for k in range(longest) for groups in split if k < len(groups)]
 
     def _warm(self) -> None:
-        """Every side once, so that kernels are compiled and caches are allocated."""
-        for count in self.plan.concurrency:
+        """Every side once at every place, so that kernels are compiled and caches allocated."""
+        plan = self.plan
+        for count in plan.concurrency:
             group = [self._encoded[i % len(self._encoded)] for i in range(count)]
-            for side in list(self._sides(count)):
-                self._progress(0, 0, f"warming up {side.name}")
-                self._ask(side, group, 0.0, self.plan.seed, min(WARM_TOKENS, self.plan.tokens))
+            for temperature in plan.temperatures:
+                for side in self._sides(count):
+                    self._progress(0, 0, f"warming up {side.name}")
+                    self._ask(side, group, temperature, plan.seed, min(WARM_TOKENS, plan.tokens))
 
     def _ask(
         self,

@@ -60,7 +60,8 @@ def grid(
         steps(base, some_rows, widths),
         steps(base, other_rows, widths) + drafts(ends + some_rows, corners=False),
     ]
-    seen: set[Shape] = set()
-    return [
-        [shape for shape in level if not (shape in seen or seen.add(shape))] for level in levels
-    ]
+    named: set[Shape] = set()
+    for level in levels:
+        level[:] = [shape for shape in dict.fromkeys(level) if shape not in named]
+        named.update(level)
+    return levels

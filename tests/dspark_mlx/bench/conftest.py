@@ -1,0 +1,43 @@
+"""A toy pair whose drafter knows some of the target's text, for benchmarks in milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from decoding import plain_text, toy_drafter, toy_target
+from toys import ToyTokenizer
+
+from dspark_mlx.bench.prompts import Prompt
+from dspark_mlx.bench.session import Session
+from dspark_mlx.loading import LoadOptions, Pair
+from dspark_mlx.registry import Registry
+
+TEXTS = ("hello", "the sea", "a + b", "again")
+
+
+@pytest.fixture
+def prompts() -> list[Prompt]:
+    return [
+        Prompt("chat" if i < 2 else "code", ({"role": "user", "content": text},))
+        for i, text in enumerate(TEXTS)
+    ]
+
+
+@pytest.fixture(scope="session")
+def pair() -> Pair:
+    target, tokenizer = toy_target(), ToyTokenizer()
+    lessons = [
+        plain_text(
+            "llama", tuple(tokenizer.apply_chat_template([{"role": "user", "content": t}])), 40
+        )
+        for t in TEXTS
+    ]
+    return Pair(target, tokenizer, toy_drafter(target, lessons=lessons), "dspark", "a toy", 6)
+
+
+@pytest.fixture
+def session(pair: Pair, tmp_path: Path) -> Session:
+    registry = Registry.load()
+    options = LoadOptions("smollm2-135m", cache_dir=tmp_path)
+    return Session(pair, registry.resolve("smollm2-135m"), options)

@@ -1,0 +1,165 @@
+"""Sides meet the same prompts in turn, and a reply that is not the reference's own is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+
+from dspark_mlx.bench import report
+from dspark_mlx.bench.lossless import fork_at, near_tie
+from dspark_mlx.bench.prompts import Prompt
+from dspark_mlx.bench.result import Run
+from dspark_mlx.bench.runner import Plan, Runner
+from dspark_mlx.bench.session import Session
+from dspark_mlx.bench.sides import BASELINE, EngineSide, MlxLmSide
+from dspark_mlx.bench.variants import Variant
+from dspark_mlx.errors import DsparkError, UsageError
+from dspark_mlx.loading import Pair
+from dspark_mlx.schedule import make_policy
+
+
+def compare(session: Session, prompts: list[Prompt], **options):
+    options = {
+        "methods": ["none", "dspark", "lookup"],
+        "schedules": ["fixed:3"],
+        "tokens": 12,
+        **options,
+    }
+    return session.compare(prompts, **options)
+
+
+def test_every_side_answers_every_prompt_losslessly(session: Session, prompts: list) -> None:
+    results = compare(session, prompts, repeats=2, concurrency=(1, 3), temperatures=(0.0, 0.7))
+    assert results.lossless and not results.forks
+    sides = {BASELINE, "none", "dspark fixed:3", "lookup fixed:3"}
+    names = {(n.side, n.domain, n.temperature, n.concurrency) for n in results.runs}
+    assert names == {
+        (side, domain, t, c)
+        for side in sides
+        for domain in ("chat", "code")
+        for t in (0.0, 0.7)
+        for c in (1, 3)
+    }
+    for repeats in results.runs.values():
+        assert len(repeats) == 2
+        assert all(sum(len(run.tokens) for run in groups) == 2 for groups in repeats)
+    # Per place and repeat: 4 sides on 4 prompts, but the baseline's own random draws.
+    assert results.compared == 2 * 2 * (4 * 4 + 3 * 4)
+    found = {cell.name.side: cell for cell in results.cells()}
+    assert found["dspark fixed:3"].acceptance[0] > 0.0
+    assert found["dspark fixed:3"].scheduled_length <= 3.0
+    assert found["none"].scheduled_length == 0.0
+    assert "lossless: yes" in report.text(results)
+
+
+def test_auto_takes_part_with_a_measured_cost(session: Session, prompts: list, monkeypatch) -> None:
+    from dspark_mlx import profiling
+
+    monkeypatch.setattr(profiling, "default_budget", lambda: 0.2)
+    results = compare(session, prompts[:1], methods=["dspark"], schedules=["auto"])
+    assert results.lossless
+    assert session.cost(1).profiled
+    assert list(session.options.cache_dir.rglob("profiles/*.json"))
+
+
+class WrongSide(EngineSide):
+    """An engine whose third token is not the target's."""
+
+    def run(self, prompts: Sequence[Sequence[int]], *args) -> Run:
+        run = super().run(prompts, *args)
+        spoiled = tuple((*t[:2], (t[2] + 1) % 90 + 2, *t[3:]) for t in run.tokens)
+        return dataclasses.replace(run, tokens=spoiled)
+
+
+class ShortSide(EngineSide):
+    """An engine that stops a token early."""
+
+    def run(self, prompts: Sequence[Sequence[int]], *args) -> Run:
+        run = super().run(prompts, *args)
+        return dataclasses.replace(run, tokens=tuple(t[:-1] for t in run.tokens))
+
+
+@pytest.mark.parametrize(("kind", "position"), [(WrongSide, 2), (ShortSide, 9)])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_wrong_engine_is_caught(
+    pair: Pair, prompts: list, kind: type, position: int, temperature: float
+) -> None:
+    side = kind(pair, Variant("none", "off", "wrong"), make_policy("off"), 1)
+    plan = Plan(prompts[:2], [side], tokens=10, temperatures=(temperature,))
+    results = Runner(pair, plan).run()
+    forks = [fork for fork in results.forks if fork.side == "wrong"]
+    assert [fork.position for fork in forks] == [position] * 2
+    assert not results.lossless
+    assert all(fork.margin > 0 for fork in forks)
+    assert "lossless: NO, 2 of" in report.text(results)
+
+
+class FailingPeer:
+    name = "peer 1.0 plain"
+
+    def __init__(self, good: int) -> None:
+        self.good = good
+
+    def run(self, prompts, max_tokens, temperature, seed) -> Run:
+        if self.good == 0:
+            raise DsparkError("peer 1.0: out of memory")
+        self.good -= 1
+        return Run(((7,) * max_tokens,), 1.0, (0.1,))
+
+
+def test_a_peer_that_fails_is_named_and_the_rest_goes_on(pair: Pair, prompts: list) -> None:
+    plan = Plan(prompts, [], peers=[FailingPeer(2)], tokens=4)
+    results = Runner(pair, plan).run()
+    assert any("out of memory" in note for note in results.notes)
+    assert sum(len(run.tokens) for g in results.runs.values() for run in g[0]) == 4 + 1
+
+
+def test_who_goes_first_rotates(pair: Pair, prompts: list) -> None:
+    order: list[str] = []
+    side = EngineSide(pair, Variant("none", "off", "none"), make_policy("off"), 1)
+    plan = Plan(prompts, [side], tokens=2)
+    Runner(pair, plan, lambda done, total, what: order.append(what.split(",")[0])).run()
+    assert order[2:-1] == [BASELINE, "none", "none", BASELINE] * 2
+
+
+def test_a_fork_is_where_texts_part_and_a_final_end_is_no_fork() -> None:
+    assert fork_at([1, 2, 3], [1, 2, 3], (9,)) is None
+    assert fork_at([1, 2], [1, 2, 9], (9,)) is None
+    assert fork_at([1, 5, 3], [1, 2, 3], (9,)) == 1
+    assert fork_at([1, 2], [1, 2, 3], (9,)) == 2
+    assert fork_at([], [], ()) is None
+
+
+def test_what_counts_as_a_tie_depends_on_the_precision() -> None:
+    assert near_tie(1e-4, 20.0, mx.float32, False)
+    assert not near_tie(0.1, 20.0, mx.float32, False)
+    assert near_tie(0.1, 20.0, mx.bfloat16, False)
+    assert near_tie(0.1, 20.0, mx.float32, True)
+    assert not near_tie(2.0, 20.0, mx.bfloat16, True)
+
+
+def test_mlx_lm_alone_and_batched_write_the_same(pair: Pair) -> None:
+    side = MlxLmSide(pair.target.model, (1,))
+    prompts = [[5, 6, 7, 8], [9, 10, 11, 12]]
+    alone = [side.run([p], 6, 0.0, 0).tokens[0] for p in prompts]
+    together = side.run(prompts, 6, 0.0, 0)
+    assert [len(t) for t in together.tokens] == [len(t) for t in alone]
+    assert together.seconds > 0 and len(together.first_token_seconds) == 2
+
+
+def test_methods_that_cannot_be_had_are_refused(pair: Pair, session: Session, prompts) -> None:
+    session.pair = dataclasses.replace(pair, drafter=None, method="lookup", reason="none known")
+    assert session.methods(None) == ["none", "lookup"]
+    with pytest.raises(UsageError, match="needs a drafter"):
+        compare(session, prompts, methods=["dspark"])
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_anything_runs(pair: Pair) -> None:
+    target = type(pair.target)(pair.target.model, {"max_position_embeddings": 20})
+    small = dataclasses.replace(pair, target=target)
+    long = Prompt("chat", ({"role": "user", "content": "x" * 50},))
+    with pytest.raises(UsageError, match="longer than the context"):
+        Runner(small, Plan([long], [], tokens=2))

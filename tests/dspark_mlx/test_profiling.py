@@ -1,0 +1,275 @@
+"""A profile prices what the engine does, is kept for exactly what it was measured on, and heals."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from decoding import ScriptProposer, dspark, make_engine, toy_target
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspark_mlx import profiling
+from dspark_mlx.errors import ModelError, UsageError
+from dspark_mlx.events import Loading, Notice
+from dspark_mlx.profiling import cost_key, load_or_profile, profile_engine, profile_path
+from dspark_mlx.profiling.fit import isotonic, monotone, typical
+from dspark_mlx.profiling.grid import grid
+from dspark_mlx.profiling.site import Site, blank_rows
+from dspark_mlx.profiling.store import read_profile
+from dspark_mlx.propose import LookupProposer
+from dspark_mlx.request import Request
+from dspark_mlx.schedule.cost import CostModel
+from dspark_mlx.sources import Cancelled
+
+SECONDS = st.floats(1e-4, 10.0)
+
+
+def engine(kind: str = "llama", max_rows: int = 2, **options):
+    target = toy_target(kind)
+    return make_engine(target, [dspark(target), LookupProposer(4)], max_rows=max_rows, **options)
+
+
+# -- the grid -------------------------------------------------------------------------------
+
+
+@given(
+    rows=st.integers(1, 12),
+    blocks=st.dictionaries(st.sampled_from(["dspark", "lookup"]), st.integers(1, 16)),
+)
+def test_the_grid_names_each_shape_once_and_begins_with_the_corners(rows, blocks) -> None:
+    levels = grid(rows, blocks)
+    shapes = [shape for level in levels for shape in level]
+    assert len(shapes) == len(set(shapes))
+    assert all(1 <= s.rows <= rows for s in shapes)
+    widest = max(blocks.values(), default=0) + 1
+    steps = {(s.rows, s.size) for s in levels[0] if not s.method}
+    assert steps == {(r, w) for r in (1, rows) for w in (1, widest)}
+    one_row = {s.size for level in levels for s in level if s.rows == 1 and not s.method}
+    assert one_row == set(range(1, widest + 1))
+    for method, block in blocks.items():
+        assert {s.size for s in shapes if s.method == method} == set(range(1, block + 1))
+
+
+# -- the fit --------------------------------------------------------------------------------
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=12))
+def test_isotonic_never_falls_keeps_the_sum_and_leaves_order_alone(values) -> None:
+    fitted = isotonic(values)
+    assert all(a <= b + 1e-12 for a, b in zip(fitted, fitted[1:], strict=False))
+    assert sum(fitted) == pytest.approx(sum(values))
+    if sorted(values) == values:
+        assert fitted == values
+
+
+@given(st.lists(st.lists(SECONDS, min_size=5, max_size=5), min_size=1, max_size=4))
+def test_prices_rise_with_tokens_and_rows_after_the_fit(measured) -> None:
+    table = {r: dict(enumerate(points, start=1)) for r, points in enumerate(measured, start=1)}
+    cost = CostModel({0: monotone(table)})
+    for rows in table:
+        prices = [cost.seconds(rows, w) for w in range(1, 6)]
+        assert prices == sorted(prices)
+        assert all(p > 0 for p in prices)
+
+
+def test_a_staircase_stays_a_staircase() -> None:
+    stairs = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.8, 6: 1.8, 7: 1.8}
+    assert monotone({1: stairs}) == {1: stairs}
+
+
+def test_a_hiccup_does_not_change_what_is_typical() -> None:
+    assert typical([1.0, 1.1, 9.0, 1.05, 1.0]) == typical([1.0, 1.1, 1.2, 1.05, 1.0]) == 1.0
+
+
+# -- sites ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-window", "gemma3"])
+@pytest.mark.parametrize("context", [5, 700])
+def test_blank_rows_stand_where_prefilled_rows_would(kind: str, context: int) -> None:
+    target = toy_target(kind)
+    rows = blank_rows(target, 3, context)
+    for width in (1, 4):
+        logits, _ = target.forward(mx.ones((3, width), dtype=mx.int32), rows)
+        mx.eval(logits)
+        assert logits.shape[:2] == (3, width)
+        rows.roll_back([context] * 3)
+    assert rows.lengths == [context] * 3
+    assert all(layer.lengths == [context] * 3 for layer in rows.layers)
+
+
+def test_a_site_leaves_caches_and_proposers_as_it_found_them() -> None:
+    target = toy_target()
+    proposers = [dspark(target), ScriptProposer([[1, 2, 3]], 4), LookupProposer(4)]
+    site = Site(target, proposers, 2, 40)
+    for width in (4, 1, 3):
+        assert site.step(width) > 0.0
+        assert site.draft(proposers[0], min(width, proposers[0].block)) > 0.0
+    for look in (True, False):
+        assert site.round(proposers[0], proposers[0].block, look) > 0.0
+    assert site._cache.lengths == [40, 40]
+    site.close()
+    assert len(proposers[0]._rows) == 0 and proposers[1]._rows == []
+
+
+# -- measuring ------------------------------------------------------------------------------
+
+
+def test_a_profile_prices_every_method_and_leaves_the_engine_as_it_was() -> None:
+    subject = engine()
+    told: list[Loading | Notice] = []
+    cost = profile_engine(subject, 0.5, told.append)
+    assert cost.known and set(cost.draft) == {"dspark", "lookup"}
+    assert all(set(table) >= {1, 2} for table in list(cost.step.values())[:1])
+    assert cost.overhead > 0.0 and cost.look >= 0.0
+    progress = [event for event in told if isinstance(event, Loading)]
+    assert {event.stage for event in progress} == {"profile"}
+    done = [event.done for event in progress]
+    assert done == sorted(set(done)) and done[-1] == progress[-1].total == 100
+    assert not subject.active and subject.kv_bytes == 0
+    prompt = tuple(range(2, 20))
+    subject.submit(Request("after", tokens=prompt, max_tokens=6, ignore_eos=True))
+    written = []
+    while subject.active:
+        for event in subject.step():
+            written += [t.id for row in getattr(event, "rows", ()) for t in row.tokens]
+    fresh = make_engine(toy_target(), [])
+    fresh.submit(Request("plain", tokens=prompt, max_tokens=6, ignore_eos=True))
+    plain = []
+    while fresh.active:
+        for event in fresh.step():
+            plain += [t.id for row in getattr(event, "rows", ()) for t in row.tokens]
+    assert written == plain
+
+
+def test_an_engine_at_work_is_not_profiled() -> None:
+    subject = engine()
+    subject.submit(Request("r", tokens=(2, 3), max_tokens=4))
+    with pytest.raises(UsageError, match="idle"):
+        profile_engine(subject, 0.1)
+
+
+def test_a_model_that_cannot_speculate_has_nothing_to_measure(tmp_path: Path) -> None:
+    subject = make_engine(toy_target(), [])
+    subject.target = replace_unsupported(subject.target)
+    with pytest.raises(ModelError, match="ArraysCache"):
+        profile_engine(subject, 0.1)
+    assert not load_or_profile(subject, "toy", cache_dir=tmp_path).known
+
+
+def replace_unsupported(target):
+    class Refusing:
+        class factory:
+            unsupported = ("ArraysCache",)
+
+    return Refusing()
+
+
+def test_a_cancelled_profile_stops_and_stores_nothing(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def report(event: Loading | Notice) -> None:
+        stop.set()
+
+    subject = engine()
+    with pytest.raises(Cancelled):
+        load_or_profile(
+            subject, "toy", budget_seconds=5.0, report=report, cancel=stop, cache_dir=tmp_path
+        )
+    assert list(tmp_path.rglob("*.json")) == []
+    assert not subject.active
+
+
+# -- keeping --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """Profiling replaced by a constant table; holds a budget for each time it was asked for."""
+    asked: list[float | None] = []
+
+    def profile(subject, budget, report=None, *, key=None, cancel=None):
+        asked.append(budget)
+        table = {r: {1: 0.1, 5: 0.2} for r in range(1, subject.max_rows + 1)}
+        return CostModel({128: table}, {"dspark": {1: {5: 0.01}}}, overhead=0.001, key=key)
+
+    monkeypatch.setattr(profiling, "profile_engine", profile)
+    return asked
+
+
+def test_a_profile_is_measured_once(tmp_path: Path, measured: list) -> None:
+    first = load_or_profile(engine(), "toy", "drafter", cache_dir=tmp_path)
+    second = load_or_profile(engine(), "toy", "drafter", cache_dir=tmp_path)
+    assert len(measured) == 1
+    assert second.to_json() == first.to_json()
+    load_or_profile(engine(), "toy", "drafter", cache_dir=tmp_path, again=True)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("field", ["model", "quantisation", "device", "mlx"])
+def test_a_changed_key_measures_again(
+    tmp_path: Path, measured: list, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    load_or_profile(engine(), "toy", cache_dir=tmp_path)
+    key = replace(cost_key(engine(), "toy"), **{field: "another"})
+    monkeypatch.setattr(profiling, "cost_key", lambda *_: key)
+    load_or_profile(engine(), "toy", cache_dir=tmp_path)
+    assert len(measured) == 2
+    assert len(list(tmp_path.rglob("*.json"))) == 2
+
+
+def test_the_key_tells_models_drafters_precisions_and_blocks_apart() -> None:
+    target = toy_target()
+    keys = [
+        cost_key(engine(), "toy"),
+        cost_key(engine(), "toy", "drafter"),
+        cost_key(engine(), "other"),
+        cost_key(make_engine(target, [LookupProposer(4)]), "toy"),
+        cost_key(make_engine(target, [LookupProposer(6)]), "toy"),
+        cost_key(make_engine(toy_target(dtype="bfloat16"), [LookupProposer(6)]), "toy"),
+        cost_key(make_engine(toy_target(kv_bits=8), [LookupProposer(6)]), "toy"),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert len({profile_path(key) for key in keys}) == len(keys)
+
+
+def test_more_rows_than_were_measured_measure_again(tmp_path: Path, measured: list) -> None:
+    load_or_profile(engine(max_rows=4), "toy", cache_dir=tmp_path)
+    load_or_profile(engine(max_rows=2), "toy", cache_dir=tmp_path)
+    assert len(measured) == 1
+    load_or_profile(engine(max_rows=8), "toy", cache_dir=tmp_path)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"step": {}}', "[1, 2]", '{"step": {"0": 5}}'])
+def test_a_damaged_profile_is_measured_again(tmp_path: Path, measured: list, damage: str) -> None:
+    load_or_profile(engine(), "toy", cache_dir=tmp_path)
+    path = profile_path(cost_key(engine(), "toy"), tmp_path)
+    path.write_text(damage)
+    assert load_or_profile(engine(), "toy", cache_dir=tmp_path).known
+    assert len(measured) == 2
+    assert json.loads(path.read_text())["step"]
+
+
+def test_a_profile_that_cannot_be_stored_is_used_all_the_same(
+    tmp_path: Path, measured: list
+) -> None:
+    (tmp_path / "profiles").write_text("a file where the folder should be")
+    told: list[Loading | Notice] = []
+    cost = load_or_profile(engine(), "toy", report=told.append, cache_dir=tmp_path)
+    assert cost.known
+    assert any(isinstance(event, Notice) and "could not be stored" in event.message for event in told)
+
+
+def test_a_profile_survives_the_disk(tmp_path: Path) -> None:
+    subject = engine()
+    cost = load_or_profile(subject, "toy", budget_seconds=0.2, cache_dir=tmp_path)
+    key = cost_key(subject, "toy")
+    back = read_profile(profile_path(key, tmp_path), key)
+    assert back is not None and back.to_json() == cost.to_json() and back.key == key
+    assert read_profile(profile_path(key, tmp_path), replace(key, mlx="0")) is None
