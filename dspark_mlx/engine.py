@@ -18,12 +18,14 @@ import mlx.core as mx
 from .batch import Batch
 from .clock import RoundClock
 from .errors import UsageError
-from .events import Event, Load
+from .events import Event
 from .intake import Intake
 from .propose import Draft, Proposer
 from .reply import Reply
 from .report import Reporter
 from .request import Request
+from .schedule.cost import CostModel
+from .schedule.load import LoadMonitor
 from .schedule.policy import Outcome, Policy, RowView, Schedule
 from .target import Target
 from .verify import RowSpec, Verdict, verify
@@ -57,7 +59,8 @@ class Engine:
     chosen. At most ``max_rows`` requests are decoded at a time; ``kv_limit``
     bounds the bytes of KV they may reserve together. With ``reuse`` the caches
     of finished replies serve later prompts that begin alike. ``thinking`` is the
-    mode the drafter was trained in, the default for chats.
+    mode the drafter was trained in, the default for chats. ``monitor`` keeps
+    watch over the device's load (None: only what rounds show).
     """
 
     def __init__(
@@ -75,10 +78,12 @@ class Engine:
         kv_limit: int = 4 << 30,
         reuse: bool = True,
         thinking: bool | None = None,
+        monitor: LoadMonitor | None = None,
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
         self.policy = policy
+        self.cost: CostModel | None = None  # what rounds cost here, for policies made later
         self.max_rows = 1 if target.factory.unsupported else max_rows
         self.batch = Batch(target, proposers)
         self.intake = Intake(
@@ -93,6 +98,7 @@ class Engine:
             reuse=reuse,
             thinking=thinking,
         )
+        self._monitor = monitor or LoadMonitor()
         self._reporter = Reporter(tokenizer, target.weight_bytes)
         self._events: list[Event] = []
         self._logits: dict[str, mx.array] = {}
@@ -260,7 +266,8 @@ class Engine:
             context, schedule.lengths, accepted, ahead=0 if self._ahead is None else 1
         )
         clock.stop()
-        load = Load(active=len(self.batch), queued=len(self.intake.waiting()))
+        self._monitor.round(schedule.predicted_seconds, clock.total)
+        load = self._monitor.load(len(self.batch), len(self.intake.waiting()))
         self._events.append(
             self._reporter.step(steps, self.policy.name, schedule, clock, load, self.kv_bytes)
         )

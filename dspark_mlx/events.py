@@ -143,8 +143,10 @@ class StepDone:
     ``round_seconds`` is the whole round; ``draft_seconds`` and
     ``verify_seconds`` are the device's share where they could be told apart
     (0.0 for the draft when it ran in one graph with the verification);
-    ``host_seconds`` is the rest. ``predicted_seconds`` is what the scheduler
-    expected of the round. ``syncs`` counts how often the host waited.
+    ``host_seconds`` is the rest, less the calls of the target model that build
+    its graph. ``predicted_seconds`` is what the scheduler
+    expected of the round. ``syncs`` counts how often the host waited. ``policy`` is
+    the one that was asked for and ``rule`` which of its rules decided this round.
     """
 
     step: int
@@ -161,6 +163,7 @@ class StepDone:
     syncs: int
     load: Load
     memory: Memory
+    rule: str = ""
 
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]

@@ -19,17 +19,14 @@ from mlx_lm.generate_utils import BatchCounters, BatchCountersSnapshot
 from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafter.load import load_drafter
 from .drafter.model import Drafter
 from .engine import Engine
 from .errors import DsparkError, ModelError, UsageError
 from .events import Event, Finished, Prefill, StepDone
-from .loading import LoadOptions, Pair, choose_method, load_pair
-from .prefix import Prefix
+from .loading import LoadOptions, load_pair, measure, new_engine
 from .registry import Registry
 from .request import Cuts, Method, Request, SamplingParams
-from .schedule import make_policy
-from .target import Target
+from .session import PromptCache, Session
 
 _ids = itertools.count()
 
@@ -58,17 +55,6 @@ class GenerationResponse:
     accepted: int = 0
     confidence: float | None = None
     survival: float | None = None
-
-
-class PromptCache:
-    """A conversation's KV state between calls; stands in for mlx-lm's list of caches.
-
-    Pass it as ``prompt_cache`` with the new tokens only, as with mlx-lm.
-    """
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.prefix: Prefix | None = None
 
 
 def make_prompt_cache(model: nn.Module, max_kv_size: int | None = None) -> PromptCache:
@@ -118,8 +104,10 @@ def load(
             )
     where = f"{path_or_hf_repo}@{revision}" if revision else path_or_hf_repo
     entry = Registry.load().resolve(where)
-    pair = load_pair(entry, LoadOptions(where, drafter=drafter, method=method, **options))
-    object.__setattr__(pair.target.model, "_dspark", pair)
+    chosen = LoadOptions(where, drafter=drafter, method=method, **options)
+    pair = load_pair(entry, chosen)
+    session = Session(pair, measure(new_engine(pair, chosen), entry, chosen))
+    session.attach()
     if return_config:
         return pair.target.model, pair.tokenizer, pair.target.config
     return pair.target.model, pair.tokenizer
@@ -147,7 +135,7 @@ def stream_generate(
     cuts: Cuts | None = None,
     stop: str | Sequence[str] = (),
     method: Method = "auto",
-    schedule: str = "fixed",
+    schedule: str = "auto",
     on_event: Callable[[Event], None] | None = None,
 ) -> Generator[GenerationResponse, None, None]:
     """Generate text token by token, as ``mlx_lm.stream_generate`` does, only sooner.
@@ -176,8 +164,8 @@ def stream_generate(
     _refuse_two(sampler, sampling)
     if not isinstance(tokenizer, TokenizerWrapper) and not hasattr(tokenizer, "eos_token_ids"):
         tokenizer = TokenizerWrapper(tokenizer)
-    pair = _pair(model, tokenizer, draft_model, method, kv_bits, kv_group_size)
-    engine = _engine(pair, schedule, method, prefill_step_size, prompt_cache)
+    session = Session.of(model, tokenizer).variant(draft_model, kv_bits, kv_group_size)
+    engine = session.engine(schedule, method, prefill_chunk=prefill_step_size, cache=prompt_cache)
     ids = _encode(tokenizer, prompt)
     if prompt_cache is not None:
         ids = [*prompt_cache.tokens, *ids]
@@ -240,7 +228,7 @@ def batch_generate(
     max_kv_size: int | None = None,
     sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     method: Method = "auto",
-    schedule: str = "fixed",
+    schedule: str = "auto",
     max_rows: int = 8,
     draft_model: Drafter | str | None = None,
     kv_bits: int | None = None,
@@ -256,8 +244,8 @@ def batch_generate(
         raise UsageError("prompt_caches are not supported here", "use stream_generate for chats")
     _refuse_max_kv_size(max_kv_size)
     _refuse_two(sampler, sampling)
-    pair = _pair(model, tokenizer, draft_model, method, kv_bits, None)
-    engine = _engine(pair, schedule, method, 512, None, max_rows=max_rows)
+    session = Session.of(model, tokenizer).variant(draft_model, kv_bits)
+    engine = session.engine(schedule, method, prefill_chunk=512, max_rows=max_rows)
     n = len(prompts)
     limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
     params = sampling or SamplingParams()
@@ -406,67 +394,6 @@ class _Rates:
             "prompt_tps": self._prompt / max(begun - self._start, 1e-9),
             "generation_tps": generated / max(self._now() - begun, 1e-9),
         }
-
-
-def _engine(
-    pair: Pair,
-    schedule: str,
-    method: Method,
-    prefill_chunk: int,
-    cache: PromptCache | None,
-    max_rows: int = 1,
-) -> Engine:
-    chosen, reason = pair.method, pair.reason
-    if method != "auto":
-        chosen, reason = choose_method(pair.target, pair.drafter, method, pair.reason)
-    engine = Engine(
-        pair.target,
-        pair.tokenizer,
-        pair.proposers(),
-        make_policy(schedule),
-        default_method=chosen,
-        reason=reason,
-        max_rows=max_rows,
-        prefill_chunk=prefill_chunk,
-        kv_limit=1 << 62,  # as mlx-lm: the caller's own affair
-        reuse=cache is not None,
-    )
-    if cache is not None and cache.prefix is not None:
-        engine.intake.prefixes.put(cache.prefix)
-        cache.prefix = None
-    return engine
-
-
-def _pair(
-    model: nn.Module,
-    tokenizer: Any,
-    draft_model: Drafter | str | None,
-    method: Method,
-    kv_bits: int | None,
-    kv_group_size: int | None,
-) -> Pair:
-    """What ``load`` attached to ``model``, or the same made for a model loaded elsewhere."""
-    attached: Pair | None = getattr(model, "_dspark", None)
-    if attached is None:
-        target = Target(model)
-        target.check()
-        name, reason = choose_method(target, None, "auto", "no drafter was given")
-        attached = Pair(target, tokenizer, None, name, reason)
-        object.__setattr__(model, "_dspark", attached)
-    target, drafter = attached.target, attached.drafter
-    if kv_bits is not None and (target.kv_bits != kv_bits):
-        target = Target(model, target.config, kv_bits=kv_bits, kv_group_size=kv_group_size)
-    if draft_model is not None:
-        if isinstance(draft_model, str):
-            draft_model = load_drafter(draft_model, target)
-        if not isinstance(draft_model, Drafter):
-            raise UsageError(
-                "draft_model must be a DSpark drafter or its folder",
-                "for a small language model as the draft use mlx_lm.stream_generate",
-            )
-        drafter = draft_model
-    name, reason = choose_method(target, drafter, "auto", attached.reason)
-    return Pair(target, tokenizer, drafter, name, reason, attached.lookup_block)
 
 
 def _encode(tokenizer: Any, prompt: str | mx.array | Sequence[int]) -> list[int]:

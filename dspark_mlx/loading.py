@@ -7,6 +7,7 @@ asked for by name and cannot be had is refused.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +22,19 @@ from .drafter.load import load_drafter
 from .drafter.model import Drafter
 from .engine import Engine
 from .errors import DsparkError, ModelError, UsageError
-from .events import Loaded, Loading, Notice
+from .events import CostTable, Loaded, Loading, Notice
+from .profiling import load_or_profile
 from .propose import DSparkProposer, LookupProposer, Proposer
 from .registry import ModelEntry, Registry
 from .request import Method
-from .schedule import make_policy
+from .schedule import CostModel, Off, make_policy
+from .schedule.load import LoadMonitor
+from .schedule.load_probe import probe
 from .target import Target, to_float
 
-Report: TypeAlias = Callable[[Loading | Notice], None]
+Report: TypeAlias = Callable[[Loading | Notice | CostTable], None]
 
+PRICED = ("auto", "early-stop", "lagged")  # schedules that weigh what a round costs
 KV_SHARE = 0.25  # of the machine's memory, for KV caches
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -40,14 +45,16 @@ class LoadOptions:
 
     ``dtype``: "auto" keeps a model as it is on Metal and makes it float32 on
     the CPU. ``kv_bytes`` bounds the KV caches (None: a quarter of the memory).
-    ``policy`` are the options of ``make_policy``.
+    ``policy`` are the options of ``make_policy``. ``profile`` measures what
+    rounds cost here, unless that is stored already or the schedule needs no prices.
     """
 
     model: str
     drafter: str | None = None
     method: Method = "auto"
-    schedule: str = "fixed"
+    schedule: str = "auto"
     policy: dict[str, Any] = field(default_factory=dict)
+    profile: bool = True
     dtype: str = "auto"
     drafter_bits: int | None = None
     kv_bits: int | None = None
@@ -89,42 +96,75 @@ def load_engine(
     cancel: threading.Event | None = None,
 ) -> tuple[Engine, Loaded]:
     """Load everything ``options`` name. Raises DsparkError; leaves nothing half-made on disk."""
-    policy = make_policy(options.schedule, **options.policy)
+    make_policy(options.schedule, **options.policy)  # refuses bad options before any download
     entry = Registry.load().resolve(options.model)
     pair = load_pair(entry, options, report, cancel)
-    limit = options.kv_bytes or int(psutil.virtual_memory().total * KV_SHARE)
+    maybe_set_recommended_wired_limit()
+    engine = new_engine(pair, options, entry.thinking if pair.drafter is not None else None)
+    cost = measure(engine, entry, options, report, cancel)
+    engine.cost = cost
+    engine.policy = make_policy(options.schedule, cost=cost, **options.policy)
+    active = engine.batch.proposers.get(pair.method)
+    loaded = Loaded(
+        model=entry.name,
+        drafter=drafter_name(entry, options) if pair.drafter is not None else None,
+        method=pair.method,
+        reason=pair.reason,
+        schedule=engine.policy.name,
+        block=active.block if active else 0,
+        context_limit=engine.intake.context_limit,
+        weight_bytes=pair.target.weight_bytes,
+        plain_tps=1.0 / (cost.seconds(1, 1) + cost.overhead) if cost is not None else None,
+    )
+    return engine, loaded
+
+
+def new_engine(pair: Pair, options: LoadOptions, thinking: bool | None = None) -> Engine:
+    """An engine for ``pair`` that does not speculate yet: it has no policy but ``off``."""
     context = pair.target.context_limit
     if options.context:
         context = min(options.context, context or options.context)
-    maybe_set_recommended_wired_limit()
-    engine = Engine(
+    return Engine(
         pair.target,
         pair.tokenizer,
         pair.proposers(),
-        policy,
+        Off(),
         default_method=pair.method,
         reason=pair.reason,
         max_rows=options.max_rows,
         prefill_chunk=options.prefill_chunk,
         context_limit=context,
-        kv_limit=limit,
-        thinking=entry.thinking if pair.drafter is not None else None,
+        kv_limit=options.kv_bytes or int(psutil.virtual_memory().total * KV_SHARE),
+        thinking=thinking,
+        monitor=LoadMonitor(probe, time.monotonic),
     )
-    active = engine.batch.proposers.get(pair.method)
-    drafter = None
-    if pair.drafter is not None:
-        drafter = options.drafter or entry.drafter
-    loaded = Loaded(
-        model=entry.name,
-        drafter=drafter,
-        method=pair.method,
-        reason=pair.reason,
-        schedule=policy.name,
-        block=active.block if active else 0,
-        context_limit=engine.intake.context_limit,
-        weight_bytes=pair.target.weight_bytes,
+
+
+def measure(
+    engine: Engine,
+    entry: ModelEntry,
+    options: LoadOptions,
+    report: Report = lambda event: None,
+    cancel: threading.Event | None = None,
+) -> CostModel | None:
+    """What rounds cost here, from the store or measured now; None where nothing needs it."""
+    active = engine.batch.proposers.get(engine.intake.default_method)
+    if not options.profile or options.schedule not in PRICED or active is None:
+        return None
+    cost = load_or_profile(
+        engine,
+        entry.name,
+        drafter_name(entry, options),
+        report=report,
+        cancel=cancel,
+        cache_dir=options.cache_dir,
     )
-    return engine, loaded
+    report(cost.to_event(range(1, engine.max_rows + 1), active.block, active.name))
+    return cost
+
+
+def drafter_name(entry: ModelEntry, options: LoadOptions) -> str | None:
+    return options.drafter or entry.drafter
 
 
 def load_pair(

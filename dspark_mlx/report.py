@@ -81,6 +81,7 @@ class Reporter:
             syncs=clock.syncs,
             load=load,
             memory=Memory(self._weights, kv_bytes, mx.get_peak_memory()),
+            rule=schedule.policy,
         )
 
     def _text(self, id: int) -> str:

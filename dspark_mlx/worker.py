@@ -45,7 +45,7 @@ class EngineThread:
         model: str,
         *,
         method: Method = "auto",
-        schedule: str = "fixed",
+        schedule: str = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """Load a model in place of the present one; ends in ``Loaded`` or ``Failed``.
@@ -186,7 +186,7 @@ class EngineThread:
         from .schedule import make_policy
 
         try:
-            self._engine.policy = make_policy(schedule, **options)
+            self._engine.policy = make_policy(schedule, cost=self._engine.cost, **options)
         except DsparkError as error:
             self._emit(Failed(error.message, error.hint))
 

@@ -36,7 +36,13 @@ def add_model_flags(parser: argparse.ArgumentParser, *, decoding: bool = True) -
             "--schedule",
             default=None,
             choices=POLICIES,
-            help="how to choose what is verified (default: threshold with --p-… flags, else fixed)",
+            help="how to choose what is verified (default: auto; with draft cuts, just these)",
+        )
+        group.add_argument(
+            "--no-profile",
+            dest="profile",
+            action="store_false",
+            help="do not measure what a round costs; learn it while decoding",
         )
     group.add_argument(
         "--dtype",
@@ -105,12 +111,12 @@ def add_cut_flags(parser: argparse.ArgumentParser) -> None:
 def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
     from ..loading import LoadOptions
 
-    looks = bool(args.p_min or args.p_survival_min)
     return LoadOptions(
         model=args.model,
         drafter=args.drafter,
         method=args.method,
-        schedule=args.schedule or ("threshold" if looks else "fixed"),
+        schedule=args.schedule or _schedule(args),
+        profile=getattr(args, "profile", True),
         dtype=args.dtype,
         kv_bits=args.kv_bits,
         drafter_bits=args.drafter_bits,
@@ -138,6 +144,13 @@ def cuts(args: argparse.Namespace) -> Cuts:
     return Cuts(
         draft_length=args.draft_length, p_min=args.p_min, p_survival_min=args.p_survival_min
     )
+
+
+def _schedule(args: argparse.Namespace) -> str:
+    """Who gives limits means them: then nothing else decides."""
+    if args.p_min or args.p_survival_min:
+        return "threshold"
+    return "auto" if args.draft_length is None else "fixed"
 
 
 def _count(text: str) -> int:
