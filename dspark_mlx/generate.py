@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.generate_utils import BatchCounters, BatchCountersSnapshot
 from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from .batched import batch_generate
 from .drafter.model import Drafter
 from .engine import Engine
 from .errors import DsparkError, ModelError, UsageError
@@ -26,7 +27,8 @@ from .events import Event, Finished, Prefill, StepDone
 from .loading import LoadOptions, load_pair, measure, new_engine
 from .registry import Registry
 from .request import Cuts, Method, Request, SamplingParams
-from .session import PromptCache, Session
+from .session import PromptCache, Session, refuse_max_kv_size, refuse_two
+from .text import encode_text
 
 _ids = itertools.count()
 
@@ -59,7 +61,7 @@ class GenerationResponse:
 
 def make_prompt_cache(model: nn.Module, max_kv_size: int | None = None) -> PromptCache:
     """An empty prompt cache. ``max_kv_size`` is refused: a cache that forgets is not lossless."""
-    _refuse_max_kv_size(max_kv_size)
+    refuse_max_kv_size(max_kv_size)
     return PromptCache()
 
 
@@ -148,7 +150,7 @@ def stream_generate(
     ``on_event`` receives the engine's events.
     Raises DsparkError for what cannot be honoured.
     """
-    _refuse_max_kv_size(max_kv_size)
+    refuse_max_kv_size(max_kv_size)
     if input_embeddings is not None:
         raise UsageError("input embeddings cannot be drafted for", "use mlx_lm.stream_generate")
     if kv_bits is not None and quantized_kv_start:
@@ -161,12 +163,15 @@ def stream_generate(
             "this prompt_cache is mlx-lm's, which cannot be rolled back",
             "make one with dspark_mlx.make_prompt_cache",
         )
-    _refuse_two(sampler, sampling)
+    refuse_two(sampler, sampling)
     if not isinstance(tokenizer, TokenizerWrapper) and not hasattr(tokenizer, "eos_token_ids"):
         tokenizer = TokenizerWrapper(tokenizer)
     session = Session.of(model, tokenizer).variant(draft_model, kv_bits, kv_group_size)
     engine = session.engine(schedule, method, prefill_chunk=prefill_step_size, cache=prompt_cache)
-    ids = _encode(tokenizer, prompt)
+    if isinstance(prompt, str):
+        ids = encode_text(tokenizer, prompt)
+    else:
+        ids = [int(t) for t in (prompt.tolist() if isinstance(prompt, mx.array) else prompt)]
     if prompt_cache is not None:
         ids = [*prompt_cache.tokens, *ids]
     request = Request(
@@ -210,107 +215,6 @@ def generate(
         )
         print(f"Peak memory: {response.peak_memory:.3f} GB")
     return text
-
-
-def batch_generate(
-    model: nn.Module,
-    tokenizer: Any,
-    prompts: Sequence[Sequence[int]],
-    prompt_caches: None = None,
-    max_tokens: int | Sequence[int] = 128,
-    verbose: bool = False,
-    return_prompt_caches: bool = False,
-    return_token_ids: bool = False,
-    return_logprobs: bool = False,
-    *,
-    sampler: Callable[[mx.array], mx.array] | None = None,
-    logits_processors: Sequence[Callable[..., mx.array]] | None = None,
-    max_kv_size: int | None = None,
-    sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-    method: Method = "auto",
-    schedule: str = "auto",
-    max_rows: int = 8,
-    draft_model: Drafter | str | None = None,
-    kv_bits: int | None = None,
-) -> Any:
-    """Replies to several prompts at once, as mlx-lm's ``BatchResponse``.
-
-    Each reply is what its prompt alone would have given. At most ``max_rows``
-    are decoded at a time; the others follow as rows become free.
-    """
-    from mlx_lm.generate import BatchResponse
-
-    if prompt_caches is not None or return_prompt_caches:
-        raise UsageError("prompt_caches are not supported here", "use stream_generate for chats")
-    _refuse_max_kv_size(max_kv_size)
-    _refuse_two(sampler, sampling)
-    session = Session.of(model, tokenizer).variant(draft_model, kv_bits)
-    engine = session.engine(schedule, method, prefill_chunk=512, max_rows=max_rows)
-    n = len(prompts)
-    limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
-    params = sampling or SamplingParams()
-    each = [params] * n if isinstance(params, SamplingParams) else list(params)
-    for i, (prompt, limit, one) in enumerate(zip(prompts, limits, each, strict=True)):
-        engine.submit(
-            Request(
-                str(i),
-                tokens=tuple(prompt),
-                max_tokens=limit,
-                sampling=one,
-                logits_processors=tuple(logits_processors or ()),
-                sampler=None if sampler is greedy_sampler else sampler,
-            )
-        )
-    tokens: list[list[int]] = [[] for _ in prompts]
-    logprobs: list[list[float]] = [[] for _ in prompts]
-    counters = BatchCounters()
-    start = BatchCountersSnapshot()
-    ended = 0
-    while engine.active:
-        for event in engine.step():
-            if isinstance(event, StepDone):
-                counters.generation_steps += 1
-                counters.decode_time += event.round_seconds
-                for row in event.rows:
-                    ids = [t.id for t in row.tokens]
-                    tokens[int(row.request_id)] += ids
-                    if return_logprobs:
-                        logprobs[int(row.request_id)] += _logprobs(engine, row.request_id, ids)
-                    counters.generation_tokens += len(row.tokens)
-            elif isinstance(event, Finished):
-                ended += 1
-                if event.reason == "error":
-                    raise ModelError(event.message, event.hint)
-                counters.prompt_tokens += event.prompt_tokens - event.reused_tokens
-                counters.prompt_time += event.prompt_seconds
-                if event.reason == "stop":
-                    for lists in (tokens, logprobs):
-                        del lists[int(event.request_id)][-1:]
-                if verbose:
-                    print(f"[batch_generate] Finished processing {ended}/{n} ...", end="\r")
-    if verbose:
-        print(f"[batch_generate] Finished processing {ended}/{n}")
-    end = BatchCountersSnapshot(**vars(counters))
-    stats = BatchCountersSnapshot.between(start, end)
-    texts = [tokenizer.decode(ids) for ids in tokens]
-    return BatchResponse(
-        texts,
-        stats,
-        None,
-        tokens if return_token_ids else None,
-        logprobs if return_logprobs else None,
-    )
-
-
-def _logprobs(engine: Engine, request_id: str, ids: Sequence[int]) -> list[float]:
-    """The log-probabilities of the tokens a row has just committed."""
-    logits = engine.logits_of(request_id)
-    if logits is None or not ids:
-        return []
-    logits = logits[: len(ids)].astype(mx.float32)
-    chosen = mx.take_along_axis(logits, mx.array(ids)[:, None], axis=-1)[:, 0]
-    values: list[float] = (chosen - mx.logsumexp(logits, axis=-1)).tolist()
-    return values
 
 
 def _stream(
@@ -376,8 +280,6 @@ class _Rates:
     """Prompt and generation speed as mlx-lm reports them."""
 
     def __init__(self, prompt_tokens: int) -> None:
-        import time
-
         self._now = time.perf_counter
         self._prompt = prompt_tokens
         self._start = self._now()
@@ -394,29 +296,6 @@ class _Rates:
             "prompt_tps": self._prompt / max(begun - self._start, 1e-9),
             "generation_tps": generated / max(self._now() - begun, 1e-9),
         }
-
-
-def _encode(tokenizer: Any, prompt: str | mx.array | Sequence[int]) -> list[int]:
-    if isinstance(prompt, str):
-        bos = tokenizer.bos_token
-        special = bos is None or not prompt.startswith(bos)
-        return list(tokenizer.encode(prompt, add_special_tokens=special))
-    if isinstance(prompt, mx.array):
-        return [int(t) for t in prompt.tolist()]
-    return list(prompt)
-
-
-def _refuse_two(sampler: object, sampling: object) -> None:
-    if sampler is not None and sampling is not None:
-        raise UsageError("give sampler or sampling, not both")
-
-
-def _refuse_max_kv_size(max_kv_size: int | None) -> None:
-    if max_kv_size is not None:
-        raise UsageError(
-            "max_kv_size drops part of the context, so the text would no longer be the model's own",
-            "leave it out; kv_bits=8 halves the memory of the cache",
-        )
 
 
 __all__ = [

@@ -123,3 +123,18 @@ class Session:
             engine.intake.prefixes.put(cache.prefix)
             cache.prefix = None
         return engine
+
+
+def refuse_two(sampler: object, sampling: object) -> None:
+    """mlx-lm's ``sampler`` and our ``sampling`` say the same thing in two ways."""
+    if sampler is not None and sampling is not None:
+        raise UsageError("give sampler or sampling, not both")
+
+
+def refuse_max_kv_size(max_kv_size: int | None) -> None:
+    """A cache that forgets is not lossless."""
+    if max_kv_size is not None:
+        raise UsageError(
+            "max_kv_size drops part of the context, so the text would no longer be the model's own",
+            "leave it out; kv_bits=8 halves the memory of the cache",
+        )
