@@ -118,7 +118,7 @@ def _end_with_parent() -> None:
 def main(kind: str) -> None:
     """Multiply until ended."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    multiply = _gpu_matmul() if kind == "gpu" else _cpu_matmul()
+    multiply = {"cpu": _cpu_matmul, "gpu": _gpu_matmul}[kind]()
     multiply()
     print("busy", flush=True)
     while True:

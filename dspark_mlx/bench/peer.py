@@ -95,7 +95,8 @@ class MlxDspark:
         _cast(self._target.model, setup.dtype)
         self._drafter = None
         if setup.drafter:
-            self._drafter, _ = self._lib.load_drafter(setup.drafter)
+            # Quantised to 4 bits as it does by default, but not where our own runs in floats.
+            self._drafter, _ = self._lib.load_drafter(setup.drafter, quantize=not setup.dtype)
         self.modes = [PLAIN, SPECULATIVE]
 
     def generate(self, mode: str, ids: list[int], max_tokens: int, temperature: float) -> Answer:

@@ -24,6 +24,13 @@ from .result import Run
 STOP_SECONDS = 5.0
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raises UsageError for a peer that there is no adapter for."""
+    for name in names:
+        if name not in PACKAGES:
+            raise UsageError(f"no peer named {name!r}", f"choose from {', '.join(PACKAGES)}")
+
+
 class PeerError(DsparkError):
     """A peer that is not there, or did not answer."""
 
@@ -32,8 +39,6 @@ class Peer:
     """One peer's process. ``modes`` are what it can do, once started."""
 
     def __init__(self, name: str, setup: Setup) -> None:
-        if name not in PACKAGES:
-            raise UsageError(f"no peer named {name!r}", f"choose from {', '.join(PACKAGES)}")
         if importlib.util.find_spec(PACKAGES[name]) is None:
             raise PeerError(f"{name} is not installed here", f"pip install {name}")
         self.name = name
@@ -116,6 +121,7 @@ class Peers:
     def __init__(
         self, names: Sequence[str], setup: Setup, say: Callable[[str], None] = lambda text: None
     ) -> None:
+        check_names(names)
         self.peers: list[Peer] = []
         self.absent: list[str] = []
         for name in names:

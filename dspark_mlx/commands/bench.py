@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.simulate:
         return _simulate(args)
     from ..bench.load import parse_load
+    from ..bench.peers import check_names
     from ..bench.prompts import load_prompts
     from ..bench.variants import variants
 
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = load_prompts(args.prompts, args.limit)
     load = parse_load(args.load) if args.load else None
     variants(args.methods or ["none"], args.schedules)
+    check_names(args.against)
     with ProgressLine() as line:
 
         def report(event: Loading | Notice) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import mlx.core as mx
@@ -61,7 +62,7 @@ def test_the_grid_names_each_shape_once_and_begins_with_the_corners(rows, blocks
 @given(st.lists(SECONDS, min_size=1, max_size=12))
 def test_isotonic_never_falls_keeps_the_sum_and_leaves_order_alone(values) -> None:
     fitted = isotonic(values)
-    assert all(a <= b + 1e-12 for a, b in zip(fitted, fitted[1:], strict=False))
+    assert all(a <= b + 1e-12 for a, b in pairwise(fitted))
     assert sum(fitted) == pytest.approx(sum(values))
     if sorted(values) == values:
         assert fitted == values
@@ -196,7 +197,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     def profile(subject, budget, report=None, *, key=None, cancel=None):
         asked.append(budget)
         table = {r: {1: 0.1, 5: 0.2} for r in range(1, subject.max_rows + 1)}
-        return CostModel({128: table}, {"dspark": {1: {5: 0.01}}}, overhead=0.001, key=key)
+        deep = {1: {1: 0.2}}
+        return CostModel({128: table, 1024: deep}, {"dspark": {1: {5: 0.01}}}, overhead=0.001, key=key)
 
     monkeypatch.setattr(profiling, "profile_engine", profile)
     return asked
@@ -263,7 +265,9 @@ def test_a_profile_that_cannot_be_stored_is_used_all_the_same(
     told: list[Loading | Notice] = []
     cost = load_or_profile(engine(), "toy", report=told.append, cache_dir=tmp_path)
     assert cost.known
-    assert any(isinstance(event, Notice) and "could not be stored" in event.message for event in told)
+    assert any(
+        isinstance(event, Notice) and "could not be stored" in event.message for event in told
+    )
 
 
 def test_a_profile_survives_the_disk(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ def test_waste_lengths_and_acceptance_follow_the_counts() -> None:
 def results(*forks: Fork) -> Results:
     made = Results({"model": "toy", "tokens": 8, "repeats": 1}, "mlx-lm", sides=["mlx-lm", "a"])
     for domain in ("chat", "code"):
-        made.add(cell("a", domain), 0, run(8, 1.0, row_rounds=4, drafted=8, scheduled=8, accepted=4))
+        made.add(
+            cell("a", domain), 0, run(8, 1.0, row_rounds=4, drafted=8, scheduled=8, accepted=4)
+        )
         made.add(cell("mlx-lm", domain), 0, run(8, 2.0))
     made.compared, made.forks = 4, list(forks)
     return made

@@ -32,7 +32,9 @@ def compare(session: Session, prompts: list[Prompt], **options):
 
 
 def test_every_side_answers_every_prompt_losslessly(session: Session, prompts: list) -> None:
-    results = compare(session, prompts, repeats=2, concurrency=(1, 3), temperatures=(0.0, 0.7))
+    results = compare(
+        session, prompts, repeats=2, concurrency=(1, 3), temperatures=(0.0, 0.7), tokens=7
+    )
     assert results.lossless and not results.forks
     sides = {BASELINE, "none", "dspark fixed:3", "lookup fixed:3"}
     names = {(n.side, n.domain, n.temperature, n.concurrency) for n in results.runs}

@@ -1,4 +1,4 @@
-"""Pictures are well-formed whatever is drawn; tables line up; prompts and variants mean one thing."""
+"""Pictures are well-formed, tables line up, prompts and variants mean one thing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_bars_leave_out_what_was_not_measured() -> None:
 
 def test_a_cost_table_marks_what_was_interpolated() -> None:
     key = CostKey("toy", "float32", "a machine", "1.0")
-    cost = CostModel({128: {1: {1: 0.1, 4: 0.2}, 2: {1: 0.12}}}, {"dspark": {1: {4: 0.01}}}, key=key)
+    cost = CostModel(
+        {128: {1: {1: 0.1, 4: 0.2}, 2: {1: 0.12}}}, {"dspark": {1: {4: 0.01}}}, key=key
+    )
     words = costs.text(cost)
     assert "a machine" in words and "120.0" in words and "100.0" in words
     assert words.count("*") == 1  # two rows of four tokens
