@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from .. import sources
 from ..errors import UsageError
-from ..loading import LoadOptions, Pair, Report, choose_method, load_pair
+from ..loading import PRICED, LoadOptions, Pair, Report, choose_method, load_pair
 from ..profiling import device_name, load_or_profile
 from ..registry import ModelEntry, Registry
 from ..schedule import make_policy
@@ -27,8 +27,6 @@ from .result import Results
 from .runner import Plan, Progress, Runner, encode
 from .sides import EngineSide, make_engine
 from .variants import Variant, variants
-
-PRICED = ("auto", "early-stop", "lagged")  # schedules that act on measured cost
 
 
 class Session:

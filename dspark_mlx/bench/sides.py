@@ -23,6 +23,8 @@ from ..errors import ModelError
 from ..events import Event, Finished, Prefill, StepDone
 from ..loading import Pair
 from ..request import Request, SamplingParams
+from ..schedule.load import LoadMonitor
+from ..schedule.load_probe import probe
 from ..schedule.policy import Policy
 from . import energy
 from .result import Run
@@ -173,6 +175,7 @@ def make_engine(
         max_rows=max_rows,
         prefill_chunk=prefill_chunk,
         reuse=reuse,
+        monitor=LoadMonitor(probe, time.monotonic),
     )
 
 

@@ -22,9 +22,13 @@ from ..sources.store import default_cache_dir
 
 
 def cost_key(engine: Engine, model: str, drafter: str | None = None) -> CostKey:
-    """Names everything that a measurement of ``engine`` depends on."""
+    """Names everything that a measurement of ``engine`` depends on.
+
+    ``drafter`` counts only where one is loaded.
+    """
     methods = ", ".join(f"{p.name} {p.block}" for p in engine.batch.proposers.values())
-    pair = f"{model} + {drafter}" if drafter else model
+    loaded = any(p.taps for p in engine.batch.proposers.values())
+    pair = f"{model} + {drafter}" if drafter and loaded else model
     return CostKey(
         model=f"{pair}, {engine.target.weight_bytes} bytes, {methods or 'no proposer'}",
         quantisation=_precision(engine),
