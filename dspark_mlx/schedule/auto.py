@@ -21,7 +21,7 @@ from .early_stop import padded
 from .learner import Learner
 from .optimum import level_stop, levels, per_rate
 from .policy import Outcome, Plan, RowView, Schedule
-from .skip import SURE, Budget, Choice, Outlook, Switch, outlook, worth_drafting
+from .skip import AHEAD, SURE, Budget, Choice, Outlook, Switch, outlook, worth_drafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class _Round:
     kind: str  # plain, probe, measure, check, lagged, look
     choice: Choice | None = None
     outlook: Outlook | None = None
+    ahead: int = 0
 
 
 class Auto:
@@ -47,8 +48,9 @@ class Auto:
     def plan(self, rows: Sequence[RowView]) -> Plan:
         self._round, widths = self._decide(rows)
         self.learner.asked(rows, widths)
-        look = any(widths) and (self._round.kind == "look" or any_looks(rows))
-        return Plan(widths=widths, look=look)
+        if not any(widths):
+            return Plan(widths=widths, look=False, plain_ahead=self._round.ahead)
+        return Plan(widths=widths, look=self._round.kind == "look" or any_looks(rows))
 
     def _decide(self, rows: Sequence[RowView]) -> tuple[_Round, tuple[int, ...]]:
         none = (0,) * len(rows)
@@ -59,11 +61,11 @@ class Auto:
         if width is not None:
             return _Round("measure"), tuple(min(cap, width) for cap in caps)
         if not any(caps):
-            return _Round("plain"), none
+            return _Round("plain", ahead=AHEAD), none
         slow = len(rows) / float(self.learner.step(rows, 0)[0])
         caps = worth_drafting(self.learner, rows, slow)
         if not any(caps):
-            return _Round("plain"), none
+            return _Round("plain", ahead=AHEAD), none
         if self.learner.correction.blind(len(rows)):
             return _Round("check"), none
         causal = any(cap and not row.pathwise for cap, row in zip(caps, rows, strict=True))
@@ -75,11 +77,13 @@ class Auto:
             kind = "look" if best.look else "lagged"
             return _Round(kind, best, view), tuple(min(cap, best.width) for cap in caps)
         trial = view.fixed
-        if view.hope > plain and self.budget.pause <= 0:
-            seconds = (len(rows) + float(view.mean[trial.width])) / trial.rate
-            if self.budget.left(max(seconds * (1.0 - trial.rate / plain), 0.0), once):
-                return _Round("probe", trial, view), tuple(min(cap, trial.width) for cap in caps)
-        return _Round("plain", view.plain, view), none
+        if view.hope <= plain:  # not even a perfect draft would pay
+            return _Round("plain", view.plain, view, AHEAD), none
+        seconds = (len(rows) + float(view.mean[trial.width])) / trial.rate
+        loss = max(seconds * (1.0 - trial.rate / plain), 0.0)
+        if self.budget.pause <= 0 and self.budget.left(loss, once):
+            return _Round("probe", trial, view), tuple(min(cap, trial.width) for cap in caps)
+        return _Round("plain", view.plain, view, self.budget.wait(loss, once)), none
 
     def schedule(
         self,
@@ -96,7 +100,7 @@ class Auto:
             return self._unpriced(rows, limits)
         if self._round.kind == "look" and confidence is not None and any(drafted):
             return self._looked(rows, drafted, confidence, limits, view, choice)
-        return self._settled(rows, drafted, confidence is not None, limits, view)
+        return self._settled(rows, limits, view, choice)
 
     def _unpriced(self, rows: Sequence[RowView], limits: list[tuple[int, str]]) -> Schedule:
         most = max((length for length, _ in limits), default=0)
@@ -119,7 +123,7 @@ class Auto:
         survival = np.asarray(np.cumprod(honest, axis=1), np.float64)
         for r, (length, _) in enumerate(limits):
             survival[r, length:] = 0.0
-        seconds = self.learner.seconds(rows, drafted, True, most)
+        seconds = choice.seconds[: most + 1]
         marginal = survival.sum(axis=0)[:most]
         rate = max(choice.rate, view.plain.rate)
         if all(row.pathwise for row, n in zip(rows, drafted, strict=True) if n):
@@ -142,14 +146,13 @@ class Auto:
     def _settled(
         self,
         rows: Sequence[RowView],
-        drafted: Sequence[int],
-        looked: bool,
         limits: Sequence[tuple[int, str]],
         view: Outlook,
+        choice: Choice,
     ) -> Schedule:
         """The lengths the plan settled; only the rows' own cuts can shorten them now."""
         most = max((length for length, _ in limits), default=0)
-        seconds = self.learner.seconds(rows, drafted, looked, most)
+        seconds = choice.seconds[: most + 1]
         gains = view.mean[: most + 1]
         curve = ((len(rows) + gains) / seconds).tolist()
         kind, took = self._round.kind, float(seconds[most])

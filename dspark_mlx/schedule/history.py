@@ -17,20 +17,29 @@ from .calibration import Floats
 from .honesty import Honesty
 from .policy import Outcome, RowView
 
-SAMPLES = 16  # gain curves a forecast is made from
+SAMPLES = 24  # gain curves a forecast is made from
 EAGER = 4  # a row's first rounds count double, so that it is soon known by its own
 KEPT_ROWS = 64  # rows remembered after they have left
 
 
 class Ring:
-    """The last ``SAMPLES`` gain curves ``(SAMPLES, block + 1)`` and tokens there ``(SAMPLES,)``."""
+    """The last ``SAMPLES`` gain curves ``(SAMPLES, block + 1)`` and tokens there ``(SAMPLES,)``.
 
-    __slots__ = ("_next", "gains", "own", "there")
+    ``total (block + 1,)`` is the sum of the curves; ``short`` says whether in
+    some of these rounds the proposer had less than a block.
+    """
+
+    __slots__ = ("_next", "gains", "own", "short", "there", "total")
 
     def __init__(self, gains: Floats, there: Floats, start: int = 0) -> None:
         self.gains, self.there = gains, there
         self._next = start % SAMPLES
         self.own = 0
+        self._sum()
+
+    def _sum(self) -> None:
+        self.total: Floats = self.gains.sum(axis=0)
+        self.short = bool(self.there.min() < self.gains.shape[1] - 1)
 
     def push(self, gain: Floats, there: int) -> None:
         self.own += 1
@@ -38,6 +47,7 @@ class Ring:
             self.gains[self._next] = gain
             self.there[self._next] = there
             self._next = (self._next + 1) % SAMPLES
+        self._sum()
 
     def copy(self, shift: int) -> Ring:
         """Rows that borrow the same rounds must not all be lucky in the same sample."""

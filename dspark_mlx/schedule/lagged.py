@@ -18,6 +18,7 @@ import numpy as np
 from .calibration import Floats
 from .cost import CostModel
 from .cuts import any_looks, limit
+from .history import SAMPLES
 from .learner import Learner
 from .optimum import per_round
 from .policy import Outcome, Plan, RowView, Schedule
@@ -62,7 +63,7 @@ class Lagged:
                 continue
             gain = old.get(row.request_id)
             if gain is None:
-                gain = self.learner.history.ring(row).gains.mean(axis=0)
+                gain = self.learner.history.ring(row).total / SAMPLES
             gain = gain[: row.cap + 1]
             n = min(len(gain), most + 1)
             total[:n] += gain[:n]

@@ -63,9 +63,12 @@ def simulate(
     slowdown: Slowdown | None = None,
     jitter: float = 0.0,
     seed: int = 0,
+    drain: bool = True,
 ) -> Result:
     """Serve every script to its end, ``concurrency`` at a time, in the order given.
 
+    Without ``drain`` the run ends when a reply does and none waits to follow,
+    so that all of it has the full concurrency.
     ``jitter`` is the deviation of the logarithm of each round's time.
     """
     rng = np.random.default_rng(seed)
@@ -73,9 +76,12 @@ def simulate(
     active: list[_Row] = []
     result = Result()
     cuts = cuts or Cuts()
+    promised, names = 0, [""]
     while waiting or active:
         while waiting and len(active) < concurrency:
             active.append(waiting.pop())
+        if not drain and len(active) < concurrency:
+            break
         views = tuple(
             RowView(
                 row.name, method, row.script.block, row.remaining, row.position, pathwise,
@@ -83,14 +89,22 @@ def simulate(
             )
             for row in active
         )  # fmt: skip
-        plan = policy.plan(views)
+        if promised < 1 or names != [row.name for row in active]:
+            plan = policy.plan(views)
+            promised = 0 if any(plan.widths) else plan.plain_ahead + 1
+            names = [row.name for row in active]
+            asked = True
+        else:
+            asked = False
+        promised -= 1
         drafted = tuple(min(w, v.block) for w, v in zip(plan.widths, views, strict=True))
         confidence = tuple(
             tuple(row.script.confidence[row.position, :n].tolist())
             for row, n in zip(active, drafted, strict=True)
         )
         look = plan.look and any(drafted)
-        schedule = policy.schedule(views, drafted, confidence if look else None)
+        if asked:
+            schedule = policy.schedule(views, drafted, confidence if look else None)
         accepted = tuple(
             min(n, row.script.accepts[row.position])
             for row, n in zip(active, schedule.lengths, strict=True)
@@ -129,7 +143,12 @@ def simulate(
 
 
 def fixed_length(
-    length: int, scripts: Sequence[Script], world: CostModel, concurrency: int = 1
+    length: int,
+    scripts: Sequence[Script],
+    world: CostModel,
+    concurrency: int = 1,
+    *,
+    drain: bool = True,
 ) -> Result:
     """What ``simulate`` gives for ``Fixed(length)`` without cuts or drift, only faster."""
     waiting = [(script.accepts, script.block) for script in scripts][::-1]
@@ -141,6 +160,8 @@ def fixed_length(
             accepts, block = waiting.pop()
             active.append([0, len(accepts), len(replies), min(length, block)])
             replies.append(accepts)
+        if not drain and len(active) < concurrency:
+            break
         widest = drafting = 0
         context = max(row[0] for row in active)
         for row in active:
@@ -163,8 +184,8 @@ def fixed_length(
 
 
 def in_hindsight(
-    scripts: Sequence[Script], world: CostModel, concurrency: int = 1
+    scripts: Sequence[Script], world: CostModel, concurrency: int = 1, *, drain: bool = True
 ) -> dict[int, Result]:
     """Every fixed length from 0 (plain decoding) to the block, each over the same scripts."""
     block = max(script.block for script in scripts)
-    return {n: fixed_length(n, scripts, world, concurrency) for n in range(block + 1)}
+    return {n: fixed_length(n, scripts, world, concurrency, drain=drain) for n in range(block + 1)}

@@ -26,6 +26,7 @@ SURE = 1.1  # so many times plain decoding is no longer in doubt
 SHARE = 0.007  # of all time, most that drafting may lose while it is in doubt
 CREDIT = 1.5  # plain rounds that may be lost before any were earned
 KEPT = 20.0  # plain rounds won that are kept to be risked later
+AHEAD = 16  # plain rounds promised at most: load may change, a forecast with it
 RECENT = 12.0  # drafting rounds that show whether the forecast holds
 PAUSE = 6  # rounds between probes at least
 
@@ -35,12 +36,14 @@ class Choice:
     """One way to spend rounds, and the tokens/s of all rows it should reach.
 
     ``width`` tokens are drafted; with ``look`` fewer may be verified. Width 0
-    is plain decoding.
+    is plain decoding. ``seconds (width + 1,)`` prices the round by the number
+    verified.
     """
 
     width: int
     look: bool
     rate: float
+    seconds: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def worth_drafting(learner: Learner, rows: Sequence[RowView], rate: float) -> tu
         more = drafts(row.method, n, row.block)[cap] - drafts(row.method, n - 1, row.block)[cap]
         if more <= 0.0:
             continue
-        if learner.history.ring(row).gains[:, cap].sum() < SAMPLES * rate * more:
+        if learner.history.ring(row).total[cap] < SAMPLES * rate * more:
             caps[r] = 0
             counts[row.method] -= 1
     return tuple(caps)
@@ -95,23 +98,22 @@ def outlook(
     step = learner.step(rows, most)
     draft = learner.draft(rows, caps, most)
     blind = learner.correction.factors(count, most, False)
-    plain = Choice(0, False, count / float(step[0] * blind[0]))
+    alone = step[:1] * blind[:1]
+    plain = Choice(0, False, count / float(alone[0]), alone)
     rates = fixed_rates(count, total, there, draft, step, blind)
     rates[0] = 0.0
     width = int(np.argmax(rates))
-    fixed = best = Choice(width, False, float(rates[width]))
+    seconds = (step[: width + 1] + draft[width]) * blind[: width + 1]
+    fixed = best = Choice(width, False, float(rates[width]), seconds)
     if learner.cost.profiled or must_look:
         sighted = learner.correction.factors(count, most, True)
         price = learner.cost.look
-        found = best if not must_look else Choice(most, True, 0.0)
+        known = plain.rate if must_look else max(plain.rate, fixed.rate)
         for block in sorted({width, most}):
             seconds = (step[: block + 1] + draft[block] + price) * sighted[: block + 1]
-            rate = attainable(
-                count, total[:, : block + 1], seconds, max(plain.rate, found.rate), causal
-            )
-            if rate > found.rate:
-                found = Choice(block, True, rate)
-        best = found
+            rate = attainable(count, total[:, : block + 1], seconds, known, causal)
+            if rate > best.rate or (must_look and not best.look):
+                best = Choice(block, True, rate, seconds)
     accepted = np.arange(1, most + 1)
     hope = (count + count * accepted) / ((step[1:] + draft[1:]) * blind[1:])
     return Outlook(total, total.sum(axis=0) / SAMPLES, plain, fixed, best, float(hope.max()))
@@ -122,7 +124,7 @@ def _together(
 ) -> tuple[Floats, Floats]:
     """Gains ``(SAMPLES, most + 1)`` of all rows, and tokens the longest draft had."""
     total = np.zeros((SAMPLES, most + 1))
-    there = np.zeros(SAMPLES)
+    there, least = np.zeros(SAMPLES), 0
     for row, cap in zip(rows, caps, strict=True):
         if not cap:
             continue
@@ -130,8 +132,11 @@ def _together(
         total[:, : cap + 1] += ring.gains[:, : cap + 1]
         if cap < most:
             total[:, cap + 1 :] += ring.gains[:, cap : cap + 1]
-        np.maximum(there, np.minimum(ring.there, cap), out=there)
-    return total, there
+        if ring.short:
+            np.maximum(there, np.minimum(ring.there, cap), out=there)
+        else:
+            least = max(least, cap)
+    return total, np.maximum(there, least)
 
 
 class Budget:
@@ -156,6 +161,12 @@ class Budget:
     def left(self, loss: float, plain_seconds: float) -> bool:
         """Whether ``loss`` more may be risked."""
         return self.lost + loss <= self.earned + CREDIT * plain_seconds
+
+    def wait(self, loss: float, plain_seconds: float) -> int:
+        """Plain rounds until ``loss`` may be risked, at most ``AHEAD``."""
+        short = self.lost + loss - self.earned - CREDIT * plain_seconds
+        rounds = short / (self.share * plain_seconds)
+        return int(min(max(rounds, self.pause, 0.0), AHEAD))
 
     def charge(self, seconds: float, tokens: int, plain_rate: float, rows: int) -> None:
         """A round that drafted took ``seconds`` for ``tokens``; plain makes ``plain_rate`` /s."""
