@@ -75,15 +75,18 @@ def worth_drafting(learner: Learner, rows: Sequence[RowView], rate: float) -> tu
     for row, cap in zip(rows, caps, strict=True):
         if cap:
             counts[row.method] = counts.get(row.method, 0) + 1
+    extra: dict[tuple[str, int], Floats] = {}  # what one row more costs, per draft length
     for r, row in enumerate(rows):
         n, cap = counts.get(row.method, 0), caps[r]
         if not cap or n < 2:
             continue
-        drafts = learner.cost.drafts
-        more = drafts(row.method, n, row.block)[cap] - drafts(row.method, n - 1, row.block)[cap]
-        if more <= 0.0:
-            continue
-        if learner.history.ring(row).total[cap] < SAMPLES * rate * more:
+        key = row.method, n
+        more = extra.get(key)
+        if more is None or len(more) <= cap:
+            drafts = learner.cost.drafts
+            more = drafts(row.method, n, row.block) - drafts(row.method, n - 1, row.block)
+            extra[key] = more
+        if more[cap] > 0.0 and learner.history.ring(row).total[cap] < SAMPLES * rate * more[cap]:
             caps[r] = 0
             counts[row.method] -= 1
     return tuple(caps)
@@ -129,8 +132,10 @@ def _together(
         if not cap:
             continue
         ring = learner.history.ring(row)
-        total[:, : cap + 1] += ring.gains[:, : cap + 1]
-        if cap < most:
+        if ring.gains.shape[1] == most + 1 == cap + 1:
+            total += ring.gains
+        else:
+            total[:, : cap + 1] += ring.gains[:, : cap + 1]
             total[:, cap + 1 :] += ring.gains[:, cap : cap + 1]
         if ring.short:
             np.maximum(there, np.minimum(ring.there, cap), out=there)
