@@ -12,6 +12,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 WIDTH, HEIGHT = 760, 320
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 44, 46
 TICKS = 5
+TINY = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class _Axes:
 def _lines(chart: Lines) -> str:
     points = [p for s in chart.series for p in s.points if all(map(math.isfinite, p))]
     xs = [x for x, _ in points] or [0.0]
-    axes = _Axes(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1.0, _top(points))
+    axes = _Axes(min(xs), max(xs) if max(xs) - min(xs) > TINY else min(xs) + 1.0, _top(points))
     parts = [_text(LEFT, 22, chart.title, weight="bold", size=14)]
     for start, end, word in chart.bands:
         a, b = axes.x(start), axes.x(end)
@@ -197,8 +198,9 @@ def _text(
 
 
 def _top(points: Sequence[tuple[float, float]]) -> float:
-    """A little above the largest value; 1 where there is none."""
-    return 1.06 * max((y for _, y in points), default=0.0) or 1.0
+    """A little above the largest value; 1 where there is none worth a scale."""
+    largest = max((y for _, y in points), default=0.0)
+    return 1.06 * largest if largest > TINY else 1.0
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import picture
 from .result import Cell, CellName, Results, summarise
-from .tables import number, percent, plural, spread, table
+from .tables import number, percent, plural, spread, table, without_blanks
 
 SPEED = ("", "tok/s", "range", "ratio", "range", "first s")
 ROUNDS = ("", "len", "drafted", "verified", "waste", "draft", "verify", "host")
@@ -32,8 +33,52 @@ def text(results: Results) -> str:
             if (c.name.temperature, c.name.concurrency) == (temperature, concurrency)
         ]
         parts += ["", _heading(temperature, concurrency), *_domains(results, here)]
-    parts += ["", *_positions(cells), *_rules(cells), *results.notes, *losslessness(results)]
+    parts += ["", *_positions(cells), *_rules(cells)]
+    parts += [*(line(v) for v in hindsight(results)), *results.notes, *losslessness(results)]
     return "\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a schedule fared in one cell against the method's best fixed length, and plain decoding.
+
+    Shares are of tokens/s, by medians over repeats.
+    """
+
+    name: CellName
+    best: str
+    of_best: float
+    of_plain: float | None
+
+
+def hindsight(results: Results) -> list[Verdict]:
+    """For every schedule that is not fixed itself, where its method also ran at fixed lengths."""
+    rates = {cell.name: cell.tps for cell in results.cells()}
+    found = []
+    for name, tps in rates.items():
+        method, _, schedule = name.side.partition(" ")
+        fixed = {
+            other.side: rate
+            for other, rate in rates.items()
+            if replace(other, side=name.side) == name and other.side.startswith(f"{method} fixed")
+        }
+        if not fixed or not schedule or schedule.startswith("fixed"):
+            continue
+        plain = rates.get(replace(name, side="none"))
+        if plain is not None:  # verifying nothing is a fixed length too
+            fixed["none"] = plain
+        best = max(fixed, key=lambda side: fixed[side])
+        found.append(Verdict(name, best, tps / fixed[best], tps / plain if plain else None))
+    return found
+
+
+def line(verdict: Verdict) -> str:
+    name = verdict.name
+    plain = "" if verdict.of_plain is None else f", {percent(verdict.of_plain)} of plain decoding"
+    return (
+        f"{name.side} on {name.domain}, {_heading(name.temperature, name.concurrency)}: "
+        f"{percent(verdict.of_best)} of the best fixed length ({verdict.best}){plain}"
+    )
 
 
 def losslessness(results: Results) -> list[str]:
@@ -117,9 +162,11 @@ def _domains(results: Results, cells: Sequence[Cell]) -> list[str]:
     for domain in dict.fromkeys(c.name.domain for c in cells):
         here = [c for c in cells if c.name.domain == domain]
         head = (domain, *SPEED[1:], *ROUNDS[1:])
-        parts += ["", table(head, [[*_speed(c), *_rounds(c)] for c in here])]
+        rows = [[*_speed(c), *_rounds(c)] for c in here]
+        parts += ["", table(*without_blanks(head, rows))]
     if len({c.name.domain for c in cells}) > 1:
-        parts += ["", table(("all domains", *SPEED[1:4], "worst"), _overall(results, cells))]
+        rows = _overall(results, cells)
+        parts += ["", table(*without_blanks(("all domains", *SPEED[1:4], "worst"), rows))]
     joules = [c for c in cells if c.joules_per_token is not None]
     if joules:
         rows = [[f"{c.name.domain}, {c.name.side}", number(c.joules_per_token)] for c in joules]

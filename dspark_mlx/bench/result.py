@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
@@ -69,10 +70,10 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The runs of a cell in figures. Rates are medians over repeats, with the extremes
-    where there were several.
+    """The runs of a cell in figures. Rates take medians over repeats; the range is that of
+    whole repeats, where there were several.
 
-    ``ratio`` is against the baseline's rate in the same repeat.
+    ``ratio`` is against the baseline's rate, its range against the same repeat's.
     ``accepted_length`` counts the target's own token too. Shares are of the
     rounds' time; what is left is the model's graph being built.
     """
@@ -113,6 +114,7 @@ class Results:
     compared: int = 0
     notes: list[str] = field(default_factory=list)
     sides: list[str] = field(default_factory=list)
+    stopped: bool = False
 
     def add(self, name: CellName, repeat: int, run: Run) -> None:
         repeats = self.runs.setdefault(name, [])
@@ -151,8 +153,9 @@ def summarise(
     name: CellName, repeats: Sequence[Sequence[Run]], base: Sequence[Sequence[Run]] | None = None
 ) -> Cell:
     """The figures of one cell; ``base`` are the baseline's runs of the same prompts."""
-    rates = [rate(runs) for runs in repeats]
-    pairs = [r / rate(b) for r, b in zip(rates, base or (), strict=False) if b]
+    rates = [rate(runs) for runs in repeats if runs]
+    pairs = [rate(a) / rate(b) for a, b in zip(repeats, base or (), strict=False) if a and b]
+    tps = typical_rate(repeats)
     runs = [run for group in repeats for run in group]
     tokens = sum(run.count for run in runs)
     rounds = sum(run.row_rounds for run in runs)
@@ -175,10 +178,10 @@ def summarise(
         name=name,
         replies=sum(len(run.tokens) for run in runs),
         tokens=tokens,
-        tps=median(rates),
+        tps=tps,
         tps_low=min(rates) if len(rates) > 1 else None,
         tps_high=max(rates) if len(rates) > 1 else None,
-        ratio=median(pairs) if pairs else None,
+        ratio=tps / typical_rate(base) if pairs and base else None,
         ratio_low=min(pairs) if len(pairs) > 1 else None,
         ratio_high=max(pairs) if len(pairs) > 1 else None,
         first_token_seconds=median(s for run in runs for s in run.first_token_seconds),
@@ -193,6 +196,16 @@ def summarise(
         joules_per_token=sum(joules) / tokens if len(joules) == len(runs) and tokens else None,
         rules=rules,
     )
+
+
+def typical_rate(repeats: Sequence[Sequence[Run]]) -> float:
+    """Tokens per second with every group's time the median of its repeats.
+
+    A hiccup in one run is thus outvoted by the same group's other runs.
+    """
+    groups = [[run for run in group if run] for group in zip_longest(*repeats)]
+    tokens = sum(median(run.count for run in group) for group in groups)
+    return float(tokens / max(1e-9, sum(median(run.seconds for run in group) for group in groups)))
 
 
 def rate(runs: Sequence[Run]) -> float:

@@ -30,6 +30,7 @@ from .result import CellName, Fork, Results, Run
 from .sides import BASELINE, EngineSide, MlxLmSide, Side
 from .variants import Variant
 
+_Job = tuple[int, float, int, list[int]]  # repeat, temperature, concurrency, prompt numbers
 Progress = Callable[[int, int, str], None]
 WARM_TOKENS = 8
 
@@ -66,7 +67,7 @@ class Runner:
         self.results = Results(self._about(), BASELINE)
 
     def run(self) -> Results:
-        """Measure everything; can be stopped at any time with what is there left valid."""
+        """Measure everything. Ctrl+C ends it with what was measured so far."""
         plan = self.plan
         self._warm()
         jobs = [
@@ -78,7 +79,18 @@ class Runner:
         ]
         total = sum(len(self._sides(count)) for _, _, count, _ in jobs)
         self.results.sides = [side.name for side in (self._baseline, *plan.sides, *plan.peers)]
-        done = 0
+        try:
+            self._all(jobs, total)
+        except KeyboardInterrupt:
+            if not self.results.runs:
+                raise
+            self.results.stopped = True
+            self.results.notes.append("stopped early: what was measured until then is shown")
+        self.results.about["load_average_after"] = _load_average()
+        return self.results
+
+    def _all(self, jobs: Sequence[_Job], total: int) -> None:
+        plan, done = self.plan, 0
         for turn, (repeat, temperature, count, group) in enumerate(jobs):
             sides = self._sides(count)
             first = turn % len(sides)
@@ -94,8 +106,6 @@ class Runner:
                 if side is not self._baseline or temperature == 0:
                     self._check(side, group, temperature, count, run.tokens)
         self._progress(total, total, "")
-        self.results.about["load_average_after"] = _load_average()
-        return self.results
 
     def _sides(self, count: int) -> list[Side]:
         peers = self._peers if count == 1 else []

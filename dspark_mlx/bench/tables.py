@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+DASH = "–"
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
     """Columns two spaces apart; the first is left-aligned, the others right-aligned."""
@@ -17,17 +19,25 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") 
     return "\n".join(line(cells) for cells in (head, *rows))
 
 
+def without_blanks(
+    head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Leaves out the columns in which every cell is a dash."""
+    keep = [i for i in range(len(head)) if i == 0 or any(row[i] != DASH for row in rows)]
+    return [head[i] for i in keep], [[row[i] for i in keep] for row in rows]
+
+
 def number(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return DASH if value is None else f"{value:.{digits}f}"
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"
+    return DASH if value is None else f"{100 * value:.0f} %"
 
 
 def spread(low: float | None, high: float | None, digits: int = 1) -> str:
     if low is None or high is None:
-        return "–"
+        return DASH
     return f"{low:.{digits}f}–{high:.{digits}f}"
 
 

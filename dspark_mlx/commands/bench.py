@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..events import Loading, Notice
+from ..events import CostTable, Loading, Notice
 from .options import add_model_flags, load_options
 from .output import write_text
 from .progress import ProgressLine
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..bench.session import Session
 
 EXIT_NOT_LOSSLESS = 1
+EXIT_INTERRUPTED = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -93,10 +94,10 @@ def run(args: argparse.Namespace) -> int:
     check_names(args.against)
     with ProgressLine() as line:
 
-        def report(event: Loading | Notice) -> None:
+        def report(event: Loading | Notice | CostTable) -> None:
             if isinstance(event, Loading):
                 line(event)
-            else:
+            elif isinstance(event, Notice):
                 print(f"dspark: {event.message}", file=sys.stderr)
 
         from ..bench.session import Session
@@ -122,6 +123,8 @@ def run(args: argparse.Namespace) -> int:
 
     print(words.text(results))
     _write(args, results.to_json(), words.charts(results), words.note(results))
+    if results.stopped:
+        return EXIT_INTERRUPTED
     return 0 if results.lossless else EXIT_NOT_LOSSLESS
 
 

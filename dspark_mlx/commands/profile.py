@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UsageError
-from ..events import Loading, Notice
+from ..events import CostTable, Loading, Notice
 from .options import add_model_flags, load_options
 from .output import write_text
 from .progress import ProgressLine
@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     notices: list[str] = []
     with ProgressLine() as line:
 
-        def report(event: Loading | Notice) -> None:
+        def report(event: Loading | Notice | CostTable) -> None:
             if isinstance(event, Loading):
                 line(event)
-            else:
+            elif isinstance(event, Notice):
                 notices.append(event.message)
 
         from ..bench import costs

@@ -18,13 +18,37 @@ def cell(side: str = "a", domain: str = "chat") -> CellName:
     return CellName(side, domain, 0.0, 1)
 
 
-def test_rates_are_medians_of_repeats_and_ratios_pair_within_one() -> None:
-    mine = [[run(10, 1.0), run(10, 1.0)], [run(20, 1.0)], [run(20, 4.0)]]
-    base = [[run(10, 1.0), run(10, 3.0)], [run(10, 1.0)], [run(20, 4.0)]]
+def test_rates_take_each_groups_median_and_ranges_are_of_whole_repeats() -> None:
+    mine = [
+        [run(10, 1.0), run(30, 2.0)],
+        [run(10, 9.0), run(30, 2.0)],
+        [run(10, 1.0), run(30, 9.0)],
+    ]
+    base = [[run(10, 2.0), run(30, 4.0)]] * 3
     found = summarise(cell(), mine, base)
-    assert (found.tps, found.tps_low, found.tps_high) == (10.0, 5.0, 20.0)
-    assert (found.ratio, found.ratio_low, found.ratio_high) == (2.0, 1.0, 2.0)
-    assert (found.replies, found.tokens) == (4, 60)
+    assert found.tps == pytest.approx(40 / 3)  # neither hiccup counts
+    assert (found.tps_low, found.tps_high) == (pytest.approx(40 / 11), pytest.approx(40 / 3))
+    assert found.ratio == pytest.approx(2.0)
+    assert (found.ratio_low, found.ratio_high) == (pytest.approx(6 / 11), pytest.approx(2.0))
+    assert (found.replies, found.tokens) == (6, 120)
+
+
+def test_a_repeat_that_was_stopped_half_way_still_counts() -> None:
+    mine = [[run(10, 1.0), run(10, 1.0)], [run(10, 3.0)], []]
+    assert summarise(cell(), mine).tps == pytest.approx(20 / 3)
+
+
+def test_hindsight_takes_the_best_fixed_length_of_the_same_method_and_place() -> None:
+    made = Results({}, "mlx-lm")
+    for side, seconds in (
+        ("none", 4.0), ("dspark auto", 2.0), ("dspark fixed:1", 2.5), ("dspark fixed:4", 1.9),
+        ("lookup fixed:4", 0.5),
+    ):  # fmt: skip
+        made.add(cell(side), 0, run(10, seconds))
+    [verdict] = report.hindsight(made)
+    assert (verdict.name.side, verdict.best) == ("dspark auto", "dspark fixed:4")
+    assert verdict.of_best == pytest.approx(0.95) and verdict.of_plain == pytest.approx(2.0)
+    assert "95 % of the best fixed length (dspark fixed:4), 200 % of plain" in report.line(verdict)
 
 
 def test_one_repeat_has_no_range() -> None:

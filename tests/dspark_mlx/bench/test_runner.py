@@ -119,6 +119,21 @@ def test_a_peer_that_fails_is_named_and_the_rest_goes_on(pair: Pair, prompts: li
     assert sum(len(run.tokens) for g in results.runs.values() for run in g[0]) == 4 + 1
 
 
+def test_ctrl_c_keeps_what_was_measured(pair: Pair, prompts: list) -> None:
+    def stop_at(limit: int):
+        def progress(done: int, total: int, what: str) -> None:
+            if total and done >= limit:
+                raise KeyboardInterrupt
+
+        return progress
+
+    results = Runner(pair, Plan(prompts, [], tokens=2), stop_at(2)).run()
+    assert results.stopped and results.compared == 2
+    assert "stopped early" in report.text(results)
+    with pytest.raises(KeyboardInterrupt):
+        Runner(pair, Plan(prompts, [], tokens=2), stop_at(0)).run()
+
+
 def test_who_goes_first_rotates(pair: Pair, prompts: list) -> None:
     order: list[str] = []
     side = EngineSide(pair, Variant("none", "off", "none"), make_policy("off"), 1)

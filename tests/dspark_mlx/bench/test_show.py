@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dspark_mlx.bench import costs, picture
 from dspark_mlx.bench.energy import joules
 from dspark_mlx.bench.prompts import load_prompts
-from dspark_mlx.bench.tables import number, spread, table
+from dspark_mlx.bench.tables import number, spread, table, without_blanks
 from dspark_mlx.bench.variants import variants
 from dspark_mlx.errors import UsageError
 from dspark_mlx.schedule.cost import CostKey, CostModel
@@ -64,6 +64,11 @@ def test_tables_line_up() -> None:
     lines = table(("name", "x"), [["a", "1.00"], ["longer", "10.00"]]).splitlines()
     assert lines == ["name        x", "a        1.00", "longer  10.00"]
     assert number(None) == "–" and spread(1.0, None) == "–" and spread(1.0, 2.0) == "1.0–2.0"
+
+
+def test_columns_without_anything_in_them_are_left_out() -> None:
+    head, rows = without_blanks(("a", "b", "c"), [["–", "–", "1"], ["–", "–", "–"]])
+    assert (head, rows) == (["a", "c"], [["–", "1"], ["–", "–"]])
 
 
 # -- prompts --------------------------------------------------------------------------------
