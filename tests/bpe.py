@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 LINES = (
     "The quick brown fox jumps over the lazy dog, again and again.",
     "def greet(name):\n    return f'Hello, {name}!'\n",
-    "今天天气很好，我们去公园散步吧。",  # noqa: RUF001
+    "今天天气很好，我们去公园散步吧。",
     "日本語の文章も、正しく流れなければならない。",
     "Привет, как дела? Всё хорошо.",
     "مرحبا بالعالم",

@@ -245,8 +245,9 @@ class Whims:
         if self.calm == 0 and self.rng.random() < 0.2:
             self.calm = int(self.rng.integers(1, 7))
         if self.calm:
-            self.calm -= 1
-            return Plan((0,) * len(rows), False)
+            ahead = int(self.rng.integers(0, self.calm))
+            self.calm -= 1 + ahead
+            return Plan((0,) * len(rows), False, plain_ahead=ahead)
         widths = tuple(int(self.rng.integers(0, row.cap + 1)) for row in rows)
         return Plan(widths, any(widths) and bool(self.rng.random() < 0.5))
 
