@@ -38,8 +38,9 @@ def margin(model: Any, tokens: Sequence[int], params: SamplingParams) -> tuple[f
     if not params.greedy:
         noise = gumbel(logits.shape[-1], params.seed or 0, len(tokens), Purpose.TOKEN)
         scores, scale = log_weights(logits, params) + noise, params.temperature
-    second, first = mx.sort(scores)[-2:].tolist()
-    return scale * (first - second), float(mx.max(logits).item())
+    best: Any = mx.sort(scores)[-2:].tolist()
+    top: Any = mx.max(logits).item()
+    return scale * (best[1] - best[0]), float(top)
 
 
 def near_tie(gap: float, top: float, dtype: mx.Dtype, quantised: bool) -> bool:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 
 from .. import __version__
 from ..errors import DsparkError, UsageError
 from ..loading import Pair
+from ..profiling import mlx_version
 from ..request import SamplingParams
 from ..schedule import make_policy
 from ..text import encode_chat, encode_text
@@ -207,7 +207,7 @@ class Runner:
         return {
             **plan.about,
             "dspark_mlx": __version__,
-            "mlx": mx.__version__,
+            "mlx": mlx_version(),
             "machine": f"{platform.system()} {platform.machine()}",
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             "dtype": str(self.pair.target.dtype).removeprefix("mlx.core."),

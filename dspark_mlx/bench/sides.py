@@ -76,7 +76,7 @@ class MlxLmSide:
                 ready = time.perf_counter()
 
         steps = generate_step(
-            mx.array(prompt, dtype=mx.int32),
+            mx.array(list(prompt), dtype=mx.int32),
             self._model,
             max_tokens=max_tokens,
             sampler=sampler,

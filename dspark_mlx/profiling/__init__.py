@@ -15,7 +15,16 @@ from ..errors import ModelError, UsageError
 from ..events import Notice
 from ..schedule.cost import CostKey, CostModel
 from .profiler import Profiler, Report
-from .store import cost_key, covers, device_name, on_cpu, profile_path, read_profile, write_profile
+from .store import (
+    cost_key,
+    covers,
+    device_name,
+    mlx_version,
+    on_cpu,
+    profile_path,
+    read_profile,
+    write_profile,
+)
 
 BUDGET_GPU, BUDGET_CPU = 6.0, 24.0  # seconds
 
@@ -24,6 +33,7 @@ __all__ = [
     "default_budget",
     "device_name",
     "load_or_profile",
+    "mlx_version",
     "profile_engine",
     "profile_path",
 ]

@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 from dataclasses import astuple
+from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
@@ -33,8 +34,12 @@ def cost_key(engine: Engine, model: str, drafter: str | None = None) -> CostKey:
         model=f"{pair}, {engine.target.weight_bytes} bytes, {methods or 'no proposer'}",
         quantisation=_precision(engine),
         device=device_name(),
-        mlx=mx.__version__,
+        mlx=mlx_version(),
     )
+
+
+def mlx_version() -> str:
+    return version("mlx")
 
 
 def device_name() -> str:
