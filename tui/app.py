@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from textual.app import App
 from textual.binding import Binding
+from textual.css.query import NoMatches
 
 from dspark_mlx.errors import DsparkError
 from dspark_mlx.events import Failed, Notice
@@ -178,6 +179,8 @@ class ChatApp(App[None]):
     # The engine
 
     async def pump(self) -> None:
+        if not self.is_running:
+            return
         try:
             events = self.backend.drain()
         except Exception as error:
@@ -191,13 +194,15 @@ class ChatApp(App[None]):
                 self.notify(text, severity="error", title="Engine", markup=False, timeout=15)
             elif isinstance(event, Notice):
                 self.notify(event.message, markup=False)
-        await self.chat.take(events)
-        screen = self.screen
-        if screen is not self.chat:
+        try:
+            await self.chat.take(events)
             self.chat.tell()
-        redraw = getattr(screen, "redraw", None)
-        if redraw is not None:
-            redraw()
+            redraw = getattr(self.screen, "redraw", None)
+            if redraw is not None:
+                redraw()
+        except NoMatches:
+            if self.is_running:  # else the screen is being taken down around us
+                raise
 
     def load(self, model: str) -> None:
         settings = self.settings
@@ -275,7 +280,7 @@ class ChatApp(App[None]):
                 lambda t: self.call_from_thread(self.copy_to_clipboard, t),
                 self.environ,
             )
-            self.notify(f"{how}: {what}, {len(text):,} characters", markup=False)
+            self.notify(f"{how}: {what} ({len(text):,} characters)", markup=False)
 
         self.run_worker(work(), group="copy")
 

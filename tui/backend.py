@@ -271,7 +271,8 @@ class ReplayBackend:
         self._ready.clear()
         if not self.paused:
             for track in self._tracks:
-                events.extend(track.due(passed * self.speed))
+                # Infinitely fast, but not before time passes at all.
+                events.extend(track.due(passed * self.speed if passed else 0.0))
             self._tracks = [track for track in self._tracks if track.events]
         return events
 

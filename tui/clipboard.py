@@ -32,8 +32,8 @@ def tool(environ: Mapping[str, str]) -> tuple[str, ...] | None:
             continue
         if command[0] in ("xclip", "xsel") and not environ.get("DISPLAY"):
             continue
-        if shutil.which(command[0], path=environ.get("PATH")):
-            return command
+        if found := shutil.which(command[0], path=environ.get("PATH")):
+            return (found, *command[1:])
     return None
 
 
@@ -55,4 +55,4 @@ def copy(text: str, osc52: Callable[[str], None], environ: Mapping[str, str] | N
         except (OSError, subprocess.SubprocessError):
             pass
     osc52(text)
-    return "Sent to the terminal's clipboard"
+    return "Sent to the terminal"

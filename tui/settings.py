@@ -212,8 +212,7 @@ def _toml(table: Mapping[str, Any], prefix: str = "") -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, str):
-        # DEL is legal in JSON but not in TOML.
-        return json.dumps(value).replace("\x7f", "\\u007f")
+        return _text(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, bool | int | float):
@@ -225,4 +224,10 @@ def _value(value: Any) -> str:
 
 def _key(key: str) -> str:
     bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else json.dumps(key)
+    return key if bare else _text(key)
+
+
+def _text(text: str) -> str:
+    # Not ASCII: JSON would escape what is beyond 16 bits as two surrogates, which TOML refuses.
+    # DEL is legal in JSON but not in TOML.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

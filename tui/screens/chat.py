@@ -54,9 +54,18 @@ class ChatScreen(Screen[None]):
         Binding(
             "ctrl+s", "app.settings", "Settings", id="chat.settings", show=False, priority=True
         ),
-        Binding("f6", "split", "Side by side", id="chat.split", show=False),
-        Binding("f7,ctrl+pageup", "turn(-1)", "Previous chat", id="chat.previous", show=False),
-        Binding("f8,ctrl+pagedown", "turn(1)", "Next chat", id="chat.next", show=False),
+        Binding("f6", "split", "Side by side", id="chat.split", show=False, priority=True),
+        Binding(
+            "f7,ctrl+pageup",
+            "turn(-1)",
+            "Previous chat",
+            id="chat.previous",
+            show=False,
+            priority=True,
+        ),
+        Binding(
+            "f8,ctrl+pagedown", "turn(1)", "Next chat", id="chat.next", show=False, priority=True
+        ),
         Binding("f9", "close", "Close chat", id="chat.close", show=False),
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide"), (170, "-huge")]  # noqa: RUF012

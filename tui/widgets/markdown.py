@@ -46,10 +46,9 @@ class GrowingMarkdown(Vertical):
     DEFAULT_CSS = "GrowingMarkdown { height: auto; }"
 
     def __init__(self, text: str = "") -> None:
-        first, rest = _split_long(text)
-        super().__init__(Block(first))
-        self._pending = rest
-        self._line = len(first) - first.rfind("\n") - 1
+        super().__init__(classes="answer")
+        self._pending = text
+        self._line = 0  # characters in the line written last
         self._fenced = False
         self._writer: asyncio.Task[None] | None = None
 
@@ -73,16 +72,15 @@ class GrowingMarkdown(Vertical):
     async def _write(self) -> None:
         while self._pending and self.is_attached:
             piece, self._pending = _split_long(self._pending, self._line)
-            fresh = self._line + len(piece) > _LONG and "\n" not in piece and not self._fenced
+            full = self._line + len(piece) > _LONG and "\n" not in piece and not self._fenced
             started = time.perf_counter()
-            if fresh:
-                await self.mount(Block(piece))
-                self._line = len(piece)
-            else:
-                # Private to Markdown is how it lays out; append() is its public way to grow.
-                await self.query(Block).last().append(piece)
-                end = piece.rfind("\n")
-                self._line = len(piece) - end - 1 if end >= 0 else self._line + len(piece)
+            if full or not self.query(Block):
+                # Mounted empty: Markdown can only grow by what it parsed in append() itself.
+                await self.mount(Block())
+                self._line = 0
+            await self.query(Block).last().append(piece)
+            end = piece.rfind("\n")
+            self._line = len(piece) - end - 1 if end >= 0 else self._line + len(piece)
             if piece.count("```") % 2:
                 self._fenced = not self._fenced
             cost = time.perf_counter() - started

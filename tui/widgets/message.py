@@ -14,7 +14,6 @@ from textual.widgets import Static
 
 from ..conversation import Message, stats_line
 from ..text import Cleaner, Parts, clean, code_blocks, split_thinking
-from .markdown import GrowingMarkdown
 from .tokens import TokenText
 
 Action = Literal["copy", "code", "edit", "regenerate"]
@@ -153,6 +152,9 @@ class MessageView(Vertical, can_focus=True):
             thought.update(parts.thinking)
 
     def _show_answer(self) -> None:
+        # Deferred: parsing and highlighting are a third of the app's start.
+        from .markdown import GrowingMarkdown
+
         answer = self._parts.answer
         for view in self.query(TokenText):
             view.remove()
@@ -170,7 +172,7 @@ class MessageView(Vertical, can_focus=True):
         self._fed = len(answer)
 
     def _show_tokens(self) -> None:
-        for body in self.query(GrowingMarkdown):
+        for body in self.query(".answer"):
             body.remove()
         self._fed = 0
         view = next(iter(self.query(TokenText)), None)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from make_trace import make
+from rich.cells import cell_len
+
+from tui import charts, strip
+from tui.canvas import Canvas, nice_ceiling
+from tui.state import LiveState
+
+DRAWS = [
+    value
+    for name, value in vars(charts).items()
+    if callable(value) and getattr(value, "__annotations__", {}).get("return") == "Canvas"
+]
+
+
+@pytest.fixture(scope="module")
+def state() -> LiveState:
+    live = LiveState()
+    for event in make(3, 300):
+        live.apply(event)
+    return live
+
+
+@given(st.text(), st.integers(-5, 12), st.integers(-2, 4))
+def test_rows_always_fill_the_width_exactly(text: str, x: int, y: int) -> None:
+    canvas = Canvas(10, 3)
+    canvas.text(x, y, "".join(text.splitlines()), "a")
+    for row in range(3):
+        assert sum(cell_len(run) for run, _ in canvas.row(row)) == 10
+
+
+def test_a_wide_character_never_hangs_over_the_edge() -> None:
+    canvas = Canvas(3, 1)
+    canvas.text(0, 0, "你你")
+    assert canvas.plain() == ["你"]
+
+
+def test_dots_make_braille_and_text_stays_on_top() -> None:
+    canvas = Canvas(2, 1)
+    for py in range(4):
+        canvas.dot(0, py, "a")
+    canvas.text(1, 0, "x")
+    canvas.dot(2, 0, "a")
+    assert canvas.plain() == ["⡇x"]
+
+
+def test_bars_are_exact_to_an_eighth_and_never_hide_what_is_there() -> None:
+    canvas = Canvas(4, 1)
+    canvas.bar(0, 0, 4, 0.5 + 1 / 32, "a")
+    assert canvas.plain() == ["██▏"]
+    column = Canvas(1, 2)
+    column.column(0, 0, 2, 0.75, "a")
+    assert column.plain() == ["▄", "█"]
+    tiny = Canvas(1, 2)
+    tiny.column(0, 0, 2, 0.001, "a")
+    assert tiny.plain() == ["", "▁"]
+
+
+@given(st.floats(1e-6, 1e9))
+def test_an_axis_ends_above_its_highest_value_and_not_far_above(value: float) -> None:
+    top = nice_ceiling(value)
+    assert value <= top * 1.000001 and top <= 2.1 * value
+
+
+def test_there_are_charts_for_all_that_is_promised() -> None:
+    names = {draw.__name__ for draw in DRAWS}
+    assert names >= {
+        "speed", "acceptance", "accepted_length", "cuts_over_time", "cut_histogram", "by_position",
+        "step_time", "slowdown", "shares", "memory", "context", "cost_curve", "decision",
+        "reliability", "requests_table", "status_line",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("size", [(0, 0), (1, 1), (7, 2), (38, 6), (80, 20), (200, 3)])
+def test_every_chart_draws_at_any_size_and_with_nothing_known(draw, size, state) -> None:
+    for live in (LiveState(), state):
+        canvas = draw(live, *size)
+        assert canvas.width == max(0, size[0])
+        for y in range(canvas.height):
+            runs = list(canvas.row(y))
+            assert sum(cell_len(text) for text, _ in runs) == canvas.width
+
+
+def test_the_speed_up_is_a_number_on_the_screen(state: LiveState) -> None:
+    title = charts.speed(state, 60, 6).plain()[0]
+    assert f"×{state.speedup:.2f}" in title and f"plain {state.baseline:.1f}" in title
+    assert f"×{state.speedup:.2f}" in charts.status_line(state, 100).plain()[0]
+
+
+def test_axes_do_not_depend_on_the_data_where_the_scale_is_known(state: LiveState) -> None:
+    assert "100%" in charts.acceptance(state, 40, 6).plain()[1]
+    assert charts.acceptance(LiveState(), 40, 6).plain()[1].startswith("100%")
+    assert charts.cuts_over_time(state, 40, 6).plain()[1].strip().startswith("7")
+    assert charts.accepted_length(state, 40, 6).plain()[1].strip().startswith("8")
+
+
+def test_the_decision_marks_the_chosen_length(state: LiveState) -> None:
+    text = "\n".join(charts.decision(state, 40, 8).plain())
+    assert "◆" in text and state.last_row is not None
+    assert f"verify {state.last_row.scheduled}:" in text
+
+
+def test_time_lines_show_the_same_rounds(state: LiveState) -> None:
+    rows = [draw(state, 45, 8).plain() for draw in (charts.acceptance, charts.accepted_length)]
+    assert all(any(0x2800 < ord(c) < 0x2900 for c in "".join(r[1:])) for r in rows)
+
+
+def test_the_strip_shows_tokens_fates_cut_and_reason(state: LiveState) -> None:
+    request = next(r for r in state.requests.values() if r.last and r.last.drafted)
+    request.last = next(
+        row
+        for event in make(1, 200)
+        if hasattr(event, "rows") and hasattr(event, "step")
+        for row in event.rows
+        if 0 < row.accepted < row.scheduled < len(row.drafted)
+    )
+    row = request.last
+    lines = strip.draw(request, 120, strip.FULL).plain()
+    text = "\n".join(lines)
+    assert (
+        f"{len(row.drafted)} drafted → {row.scheduled} verified → {row.accepted} kept" in lines[0]
+    )
+    assert lines[4].count("✓ kept") == row.accepted and lines[4].count("✗ wrong") == 1
+    assert lines[4].count("· cut") == len(row.drafted) - row.scheduled
+    assert "┃" in lines[1] and row.reason in lines[5] and "target's" in text
+    assert f"{100 * row.confidence[0]:.0f}%" in lines[2]
+    assert f"{100 * row.survival[1]:.0f}%" in lines[3]
+    short = strip.draw(request, 60, strip.SHORT).plain()
+    assert row.reason in short[3] and "✓" in short[2]
+
+
+@pytest.mark.parametrize("width", [0, 5, 20, 40])
+def test_the_strip_survives_narrow_screens_and_odd_tokens(width: int, state: LiveState) -> None:
+    assert strip.draw(None, width, 6).height == 6
+    for request in state.requests.values():
+        strip.draw(request, width, 6)
+    assert strip.token_text(" a\n\x1b[31m\t") == "·a⏎⇥"
+    assert strip.token_text("") == "∅"
+    assert cell_len(strip.token_text("字" * 40)) <= 14

@@ -1,0 +1,243 @@
+"""The live view: token colours, strip, panel, monitor, and that they show the engine's numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+from make_trace import make
+from scripted import ScriptedBackend, step
+
+from tui.backend import ReplayBackend
+from tui.screens.monitor import MonitorScreen
+from tui.widgets.chart import Chart
+from tui.widgets.live import LivePanel
+from tui.widgets.tokens import TokenText
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def replay(requests: int = 1, tokens: int = 200, **more) -> ReplayBackend:
+    return ReplayBackend(make(requests, tokens), 1.0, Clock(), **more)
+
+
+async def play(c, seconds: float) -> None:
+    """Let ``seconds`` of the recording pass."""
+    c.backend._clock.now += seconds
+    version = c.app.live.version
+    await c.until(lambda: c.app.live.version > version, "events of the recording")
+    await c.pilot.pause()
+
+
+async def test_tokens_are_coloured_by_origin_at_a_key_and_plain_by_default(chat) -> None:
+    backend = ScriptedBackend(["one two three four five six seven eight"])
+    async with chat(backend) as c:
+        await c.say("Go")
+        assert not c.app.chat.query(TokenText), "plain reading is the default"
+        await c.press("ctrl+t")
+        view = await c.until(lambda: next(iter(c.app.chat.query(TokenText)), None))
+        await c.until(lambda: view.children)
+        content = view.children[0].visual
+        text = content.plain
+        assert text == "one two three four five six seven eight"
+        own = [text[s.start : s.end] for s in content.spans if s.style.underline]
+        drafted = [text[s.start : s.end] for s in content.spans if s.style.background is not None]
+        assert own == [" six", " eight"]
+        assert "".join(drafted).split() == ["one", "two", "three", "four", "five", "seven"]
+        await c.press("ctrl+t")
+        await c.until(lambda: not c.app.chat.query(TokenText))
+
+
+async def test_the_ground_of_a_token_is_stronger_the_surer_the_drafter_was(chat) -> None:
+    async with chat() as c:
+        view = TokenText([(" a", "draft", 0.1), (" b", "draft", 0.95), (" c", "target", None)])
+        await c.app.chat.query_one("#panes").mount(view)
+        await c.until(lambda: view.children)
+        weak, strong, own = view.children[0].visual.spans
+        assert weak.style.background.a < strong.style.background.a
+        assert own.style.background is None and own.style.underline
+
+
+async def test_a_growing_reply_is_coloured_while_it_is_written(chat) -> None:
+    async with chat(replay(play=False), pinned={"token_colours": True}) as c:
+        await c.say("Go", wait=False)
+        await play(c, 1.0)
+        view = await c.until(lambda: next(iter(c.app.chat.query(TokenText)), None))
+        before = sum(len(part.visual.plain) for part in view.children)
+        await play(c, 1.0)
+        await c.until(lambda: sum(len(p.visual.plain) for p in view.children) > before)
+        await play(c, 100)
+        await c.until(lambda: not c.conversation.active)
+        shown = "".join(part.visual.plain for part in view.children).replace("\n", "")
+        assert shown == c.conversation.messages[1].text.replace("\n", "")
+
+
+async def test_the_strip_shows_the_round_and_why_it_was_cut(chat) -> None:
+    backend = ScriptedBackend()
+    backend.hold = True
+    async with chat(backend, size=(120, 40)) as c:
+        await c.say("Go", wait=False)
+        backend.emit(step(backend.requests[0].id, [" the", " cat"], 1))
+        await c.until(lambda: "verifying 1 more would cost 3.0 ms" in c.screen())
+        screen = c.screen()
+        for part in ("3 drafted → 2 verified → 1 kept + 1", "·the", "✓ kept", "✗ wrong", "· cut",
+                     "target's", "90%", "80%", "60%"):  # fmt: skip
+            assert part in screen, part
+
+
+async def test_the_panel_shows_speed_against_the_baseline(chat) -> None:
+    async with chat(replay(play=False), size=(120, 50)) as c:
+        await c.say("Go", wait=False)
+        await play(c, 3.0)
+        live = c.app.live
+        speedup = f"×{live.speedup:.2f}"
+        await c.until(lambda: speedup in c.screen())
+        screen = c.screen()
+        for name in ("tokens/s", "draft length", "cuts", "kept at position", "round", "time",
+                     "memory", "context", "slowdown", "acceptance"):  # fmt: skip
+            assert name in screen, name
+        assert f"over {live.baseline:.1f} plain" in screen
+        await c.press("ctrl+l")
+        await c.until(lambda: not c.app.chat.query_one(LivePanel).display)
+        assert "kept at position" not in c.screen()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (40, 10), (20, 5)])
+async def test_every_size_shows_the_chat_and_the_monitor(chat, size) -> None:
+    async with chat(replay(play=False), size=size) as c:
+        await c.say("Go", wait=False)
+        await play(c, 3.0)
+        assert "tok/s" in c.screen() or size[1] < 10
+        await c.press("ctrl+g")
+        await c.until(lambda: isinstance(c.app.screen, MonitorScreen))
+        await play(c, 1.0)
+        screen = c.screen()
+        if size[0] >= 80:
+            assert "requests" in screen and "decoding" in screen and "decision" in screen
+        if size == (200, 60):
+            for name in ("cost of a step", "confidence", "tokens a round", "slowdown", "◆", "●"):
+                assert name in screen, name
+        await c.press("escape")
+        await c.until(lambda: not isinstance(c.app.screen, MonitorScreen))
+
+
+async def test_the_monitor_lists_every_request_and_follows(chat) -> None:
+    async with chat(replay(3, 300), size=(120, 40)) as c:
+        await play(c, 2.0)
+        await c.press("ctrl+g")
+        await c.until(lambda: isinstance(c.app.screen, MonitorScreen))
+        await play(c, 2.0)
+        table = c.app.screen.query(Chart).first().plain
+        assert table.count("recorded-1-") == len(c.app.live.requests)
+        before = table
+        await play(c, 2.0)
+        assert c.app.screen.query(Chart).first().plain != before
+
+
+async def test_a_recording_opens_a_chat_for_each_of_its_requests(chat) -> None:
+    async with chat(replay(2, 100)) as c:
+        await play(c, 1000)
+        await c.until(
+            lambda: (
+                [p.conversation.title for p in c.app.chat.panes] == ["recording r1", "recording r2"]
+            )
+        )
+        await c.until(lambda: not any(p.conversation.active for p in c.app.chat.panes))
+        assert all(p.conversation.messages[1].text for p in c.app.chat.panes)
+        await c.app.run_action("replay('restart')")
+        await play(c, 1000)
+        await c.until(lambda: len(c.app.chat.panes) == 4)
+
+
+async def test_a_recording_can_be_paused_and_sped_up(chat) -> None:
+    async with chat(replay(1, 300)) as c:
+        await c.app.run_action("replay('pause')")
+        version = c.app.live.version
+        c.backend._clock.now += 5
+        await c.pilot.pause(0.3)
+        assert c.app.live.version == version
+        await c.app.run_action("replay('pause')")
+        await c.app.run_action("replay('faster')")
+        assert c.backend.speed == 2.0
+
+
+async def test_charts_are_not_drawn_again_when_nothing_changed(chat) -> None:
+    async with chat(replay(play=False), size=(160, 50)) as c:
+        await c.say("Go", wait=False)
+        await play(c, 2.0)
+        charts = list(c.app.chat.query(Chart))
+        for chart in charts:
+            chart.redraw()
+        await c.pilot.pause()
+        for chart in charts:
+            chart._repaint_required = False
+            chart.redraw()
+        assert not any(chart._repaint_required for chart in charts)
+
+
+@pytest.mark.parametrize("theme", ["dspark-dark", "dspark-light", "ansi-dark", "ansi-light"])
+async def test_the_themes_reach_the_charts(chat, theme: str) -> None:
+    async with chat(replay(play=False), size=(160, 50), pinned={"theme": theme}) as c:
+        await c.say("Go", wait=False)
+        await play(c, 2.0)
+        colours = {
+            segment.style.color.name
+            for chart in c.app.chat.query(Chart)
+            if chart.size
+            for segment in chart.render_line(1)
+            if segment.style and segment.style.color
+        }
+        wanted = c.app.theme_variables["dspark-draft"].lower()
+        assert wanted in {name.lower() for name in colours}
+
+
+async def test_light_and_dark_grounds_get_colours_with_contrast(chat) -> None:
+    from textual.color import Color
+
+    from tui import themes
+
+    for theme, dark in ((themes.DARK, True), (themes.LIGHT, False)):
+        ground = Color.parse(theme.background)
+        for name, colour in themes.chart_colours(dark).items():
+            assert abs(Color.parse(colour).brightness - ground.brightness) > 0.3, (theme.name, name)
+    assert themes.preferred({"COLORFGBG": "0;15"}) == "dspark-light"
+    assert themes.preferred({"COLORFGBG": "15;0"}) == themes.preferred({}) == "dspark-dark"
+
+
+async def test_no_color_leaves_no_colour_and_the_marks_tell_all(chat, monkeypatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    backend = ScriptedBackend()
+    backend.hold = True
+    async with chat(backend, size=(120, 40), environ={"NO_COLOR": "1", "PATH": ""}) as c:
+        assert c.app.no_color
+        await c.say("Go", wait=False)
+        backend.emit(step(backend.requests[0].id, [" the", " cat"], 1))
+        await c.until(lambda: "✓ kept" in c.screen())
+        for strip in c.app.screen._compositor.render_strips(c.app.size):
+            for segment in strip.apply_filter(c.app._filters[0], c.app.background_colors[0]):
+                if segment.style and segment.style.color and segment.style.color.triplet:
+                    red, green, blue = segment.style.color.triplet
+                    assert red == green == blue
+
+
+async def test_the_display_costs_little_of_what_generation_needs(chat) -> None:
+    """The app's own work for a reply, in processor seconds a second of generation.
+
+    Not a timing of the machine: the bar is ten times what it takes here.
+    """
+    async with chat(replay(1, 400, play=False), size=(120, 40)) as c:
+        await c.say("Go", wait=False)
+        started = time.process_time()
+        for _ in range(24):
+            c.backend._clock.now += 1 / 12
+            await asyncio.sleep(1 / 12)
+        spent = (time.process_time() - started) / 2
+        print(f"{spent:.3f} processor seconds a second (pid {os.getpid()})")
+        assert spent < 2.0

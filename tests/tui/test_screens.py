@@ -1,0 +1,296 @@
+"""The screens around the chat: sessions, models, settings, help, palette, dialogs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from scripted import ScriptedBackend
+from textual.command import CommandPalette
+from textual.widgets import Input, OptionList, Select, Static, Switch, TextArea
+
+from dspark_mlx.events import Failed, Loaded, Loading
+from tui.screens.dialogs import AskLine, AskText, Confirm
+from tui.screens.help import HelpScreen
+from tui.screens.models import ModelsScreen
+from tui.screens.sessions import SessionsScreen
+from tui.screens.settings import SettingsScreen
+from tui.sessions import SessionStore
+from tui.settings import SettingsFile
+
+
+async def opened(c, kind):
+    """Wait until a screen of ``kind`` is on top and painted."""
+    await c.until(lambda: isinstance(c.app.screen, kind) and c.app.screen.is_mounted, kind.__name__)
+    await c.pilot.pause()
+    return c.app.screen
+
+
+async def test_sessions_are_listed_searched_resumed_renamed_exported_deleted(
+    chat, tmp_path: Path
+) -> None:
+    store = SessionStore(None)
+    async with chat(ScriptedBackend(["About whales.", "About [ants]."]), store=store) as c:
+        await c.say("Whales?")
+        await c.press("ctrl+n")
+        await c.say("Ants?")
+        await c.press("ctrl+o")
+        screen = await opened(c, SessionsScreen)
+        options = screen.query_one(OptionList)
+        assert options.option_count == 2 and "Ants?" in c.screen() and "2 messages" in c.screen()
+        await c.press("slash", *"whal")
+        await c.until(lambda: options.option_count == 1)
+        assert "About whales." in c.screen(), "where the search matched is shown"
+        await c.press("enter", "r")
+        await opened(c, AskLine)
+        c.app.screen.query_one(Input).value = "Big [b]animals"
+        await c.press("enter")
+        await opened(c, SessionsScreen)
+        assert any(entry.title == "Big [b]animals" for entry in store.entries())
+        screen.query_one(Input).value = ""
+        await c.until(lambda: options.option_count == 2)
+        options.focus()
+        await c.press("m", "j")
+        await c.until(lambda: len(list(tmp_path.glob("*.md")) + list(tmp_path.glob("*.json"))) == 2)
+        data = json.loads(next(tmp_path.glob("*.json")).read_text())
+        assert data["messages"][0]["content"] in ("Ants?", "Whales?")
+        await c.press("enter")
+        await c.until(lambda: not isinstance(c.app.screen, SessionsScreen))
+        await c.press("ctrl+o")
+        await opened(c, SessionsScreen)
+        await c.press("d")
+        await opened(c, Confirm)
+        await c.press("n")
+        await opened(c, SessionsScreen)
+        assert len(store.entries()) == 2, "No keeps it"
+        await c.press("d")
+        await opened(c, Confirm)
+        await c.press("y")
+        await c.until(lambda: len(store.entries()) == 1)
+        await c.press("escape")
+        left = store.entries()[0].session
+        await c.until(lambda: {p.conversation.session for p in c.app.chat.panes} <= {left, None})
+
+
+async def test_a_session_opened_twice_has_one_tab(chat) -> None:
+    store = SessionStore(None)
+    async with chat(store=store) as c:
+        await c.say("One")
+        session = c.conversation.session
+        await c.app.chat.open(store.load(session))
+        assert len(c.app.chat.panes) == 1
+
+
+async def test_the_picker_says_size_fit_and_place_and_keeps_the_draft(chat) -> None:
+    backend = ScriptedBackend()
+    async with chat(backend) as c:
+        c.pane.prompt.put("my draft")
+        await c.press("f5")
+        screen = await opened(c, ModelsScreen)
+        text = c.screen()
+        assert "smollm2-135m" in text and "MB" in text and "fits" in text
+        assert "to download" in text and "drafter" in text
+        screen.query_one(Input).focus()
+        screen.query_one(Input).value = "org/some-model"
+        await c.press("enter")
+        await c.until(lambda: ("load", "org/some-model", "auto", "auto", {}) in backend.calls)
+        assert c.pane.prompt.text == "my draft"
+        assert c.app.settings.model == "org/some-model"
+
+
+async def test_a_download_shows_progress_and_can_be_cancelled(chat) -> None:
+    backend = ScriptedBackend(auto_load=False)
+    async with chat(backend, wait=False) as c:
+        await c.until(lambda: backend.calls)
+        backend.emit(Loading("download", 49_000_000, 98_000_000, "smollm2-135m"))
+        await c.until(lambda: "fetching smollm2-135m 50% of 98.0 MB" in c.screen())
+        await c.press("escape")
+        await c.until(lambda: ("cancel", "load") in backend.calls)
+        backend.emit(Failed("the download was cancelled", "choose a model with F5"))
+        await c.until(lambda: "the download was cancelled" in c.screen())
+        assert "fetching" not in c.screen() and c.app.is_running
+
+
+async def test_the_first_start_offers_the_default_model_without_configuration(
+    chat, monkeypatch
+) -> None:
+    backend = ScriptedBackend()
+    async with chat(backend, wait=False, pinned={"model": ""}) as c:
+        screen = await opened(c, ModelsScreen)
+        assert "Nothing is set up yet" in c.screen()
+        assert screen.query_one(OptionList).highlighted == 0
+        assert backend.calls == [], "nothing is downloaded unasked"
+        await c.press("enter")
+        await c.until(lambda: backend.calls and backend.calls[0][:2] == ("load", "smollm2-135m"))
+
+
+async def test_an_unknown_model_is_one_line_and_the_chat_goes_on(chat) -> None:
+    async with chat(pinned={"model": "smollm3"}) as c:
+        await c.until(lambda: c.told("no model named 'smollm3'"))
+        assert c.backend.calls == []
+        await c.press(*"still")
+        assert c.pane.prompt.text == "still"
+
+
+async def test_switching_the_model_while_chatting_keeps_the_conversation(chat) -> None:
+    backend = ScriptedBackend()
+    async with chat(backend) as c:
+        await c.say("One")
+        backend.emit(Loaded("other", None, "lookup", "no drafter", "auto", 8, 4096, 5, 10.0))
+        await c.until(lambda: "other · lookup" in c.screen())
+        await c.say("Two")
+        assert len(backend.requests[-1].messages) == 3
+
+
+async def test_settings_are_checked_kept_and_used(chat, tmp_path: Path) -> None:
+    path = tmp_path / "chat.toml"
+    async with chat(settings=path) as c:
+        await c.press("ctrl+s")
+        screen = await opened(c, SettingsScreen)
+        screen.query_one("#temperature", Input).value = "hot"
+        await c.press("ctrl+s")
+        assert "temperature must be a number" in str(screen.query_one(".wrong", Static).visual)
+        screen.query_one("#temperature", Input).value = "0.7"
+        screen.query_one("#top_k", Input).value = "40"
+        screen.query_one("#seed", Input).value = "5"
+        screen.query_one("#schedule", Select).value = "fixed"
+        screen.query_one("#live_panel", Switch).value = False
+        screen.query_one("#keys", TextArea).text = "chat.monitor = ctrl+b\n"
+        await c.press("ctrl+s")
+        await c.until(lambda: not isinstance(c.app.screen, SettingsScreen))
+        kept = SettingsFile(path).load()
+        assert (kept.temperature, kept.top_k, kept.seed) == (0.7, 40, 5)
+        assert kept.schedule == "fixed" and not kept.live_panel
+        assert ("set_schedule", "fixed") in c.backend.calls
+        await c.say("Go")
+        assert c.backend.requests[0].sampling.temperature == 0.7
+        await c.press("ctrl+b")
+        await c.until(lambda: type(c.app.screen).__name__ == "MonitorScreen", "the new key")
+
+
+async def test_a_key_for_an_unknown_action_is_refused(chat) -> None:
+    async with chat() as c:
+        await c.press("ctrl+s")
+        screen = await opened(c, SettingsScreen)
+        screen.query_one("#keys", TextArea).text = "fly = ctrl+b"
+        await c.press("ctrl+s")
+        assert "known action" in str(screen.query_one(".wrong", Static).visual)
+        await c.press("escape")
+
+
+async def test_flags_are_for_this_time_only(chat, tmp_path: Path) -> None:
+    path = tmp_path / "chat.toml"
+    async with chat(settings=path, pinned={"temperature": 0.9}) as c:
+        await c.press("ctrl+t")
+        await c.until(lambda: SettingsFile(path).load().token_colours)
+        assert SettingsFile(path).load().temperature == 0.0
+        await c.say("Go")
+        assert c.backend.requests[0].sampling.temperature == 0.9
+
+
+async def test_a_theme_is_chosen_in_the_palette_and_kept(chat, tmp_path: Path) -> None:
+    path = tmp_path / "chat.toml"
+    async with chat(settings=path) as c:
+        await c.press("ctrl+p")
+        await opened(c, CommandPalette)
+        await c.press(*"dspark-light")
+        await c.until(lambda: "Theme: dspark-light" in c.screen())
+        await c.press("enter")
+        await c.until(lambda: c.app.theme == "dspark-light")
+        assert SettingsFile(path).load().theme == "dspark-light"
+
+
+async def test_everything_is_in_the_command_palette(chat) -> None:
+    from tui.commands import ChatCommands
+
+    async with chat() as c:
+        provider = ChatCommands(c.app.screen)
+        titles = " | ".join(command.title for command in provider._commands())
+        for word in ("New chat", "Chats", "Side by side", "Stop", "again", "Copy the reply",
+                     "Copy code", "Rename", "System prompt", "Markdown", "JSON", "Colour tokens",
+                     "Live panel", "Monitor", "Models", "Settings", "Theme", "Help",
+                     "Quit"):  # fmt: skip
+            assert word in titles, word
+        for command in provider._commands():
+            assert callable(command.callback)
+
+
+async def test_help_lists_the_keys_and_how_to_read_the_view(chat) -> None:
+    async with chat(size=(100, 60)) as c:
+        await c.press("f1")
+        screen = await opened(c, HelpScreen)
+        await c.until(lambda: "ctrl+t" in c.screen())
+        source = screen.query_one("Block").source
+        assert "chat.tokens" in source and "Draft strip" in source
+        await c.press("escape")
+        await c.until(lambda: not isinstance(c.app.screen, HelpScreen))
+
+
+async def test_a_system_prompt_is_set_for_one_chat(chat) -> None:
+    store = SessionStore(None)
+    async with chat(store=store) as c:
+        await c.app.run_action("system_prompt")
+        screen = await opened(c, AskText)
+        screen.query_one(TextArea).text = "Answer in [verse].\nAlways."
+        await c.press("ctrl+s")
+        await c.say("Go")
+        assert c.backend.requests[0].messages[0]["content"] == "Answer in [verse].\nAlways."
+        assert store.load(c.conversation.session).system.startswith("Answer in")
+
+
+async def test_renaming_and_exporting_this_chat(chat, tmp_path: Path) -> None:
+    async with chat() as c:
+        await c.say("Go")
+        await c.app.run_action("rename")
+        screen = await opened(c, AskLine)
+        screen.query_one(Input).value = "Better title"
+        await c.press("enter")
+        await c.until(lambda: "Better title" in c.screen())
+        await c.app.run_action("export('md')")
+        assert (tmp_path / "better-title.md").exists()
+
+
+async def test_a_folder_that_cannot_be_written_is_told(chat, monkeypatch) -> None:
+    from tui import paths
+
+    monkeypatch.setattr(paths, "export_dir", lambda: Path("/proc/none"))
+    async with chat() as c:
+        await c.say("Go")
+        await c.app.run_action("export('md')")
+        await c.until(lambda: c.told("Not exported"))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 12)])
+async def test_dialogs_fit_small_terminals(chat, size) -> None:
+    async with chat(size=size) as c:
+        for key, kind in (("ctrl+o", SessionsScreen), ("f5", ModelsScreen),
+                          ("ctrl+s", SettingsScreen), ("f1", HelpScreen)):  # fmt: skip
+            await c.press(key)
+            await opened(c, kind)
+            await c.press("escape")
+            await c.until(lambda kind=kind: not isinstance(c.app.screen, kind))
+
+
+async def test_a_draft_never_sent_is_there_at_the_next_start(chat) -> None:
+    store = SessionStore(None)
+    async with chat(store=store) as c:
+        c.pane.prompt.put("half a thought")
+        await c.until(lambda: store.unsent() is not None, "the draft on disk")
+        unsent = store.unsent()
+        store.close = lambda: None  # type: ignore[method-assign]  # the next app uses it too
+    async with chat(store=store) as c:
+        assert c.pane.prompt.text == "half a thought"
+        assert c.conversation.session == unsent
+
+
+async def test_a_crash_goes_to_the_log_and_one_line_to_the_terminal(chat, tmp_path: Path) -> None:
+    app = None
+    with pytest.raises(ZeroDivisionError):
+        async with chat() as c:
+            app = c.app
+            c.app.call_later(lambda: 1 / 0)
+            await c.until(lambda: app.crash, "the crash")
+    assert app is not None and "crashed" in app.crash and "chat.log" in app.crash
+    log = next(tmp_path.rglob("chat.log")).read_text()
+    assert "ZeroDivisionError" in log
