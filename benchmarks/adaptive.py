@@ -1,0 +1,127 @@
+"""Whether ``auto`` needs no tuning on this machine: against fixed lengths, batched, under load.
+
+    python benchmarks/adaptive.py [--model M] [--drafter D] [--method dspark|lookup]
+        [--parts one,batch,load] [--lengths 1,2,4,7] [--limit N] [--tokens N] [--repeats N]
+
+Prints one line for each thing that must hold and ends with 1 where one does
+not: per domain at least 97 % of the best fixed length in hindsight and of plain
+decoding; with 4 requests at once at least the best of plain and fixed, batched;
+and the scheduled length moved within 15 rounds when load comes and goes. All in
+one process, interleaved, losslessness checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dspark_mlx.bench import report, response
+from dspark_mlx.bench.load import parse_load
+from dspark_mlx.bench.prompts import load_prompts
+from dspark_mlx.bench.response import SETTLE
+from dspark_mlx.bench.session import Session
+from dspark_mlx.events import Event
+from dspark_mlx.loading import LoadOptions
+
+SHARE = 0.97
+BATCH = 4
+
+
+class Checks:
+    """What had to hold, and whether it did."""
+
+    def __init__(self) -> None:
+        self.missed = 0
+
+    def say(self, held: bool, what: str) -> None:
+        self.missed += not held
+        print(f"{'met   ' if held else 'MISSED'}  {what}", flush=True)
+
+
+def against_fixed(session: Session, args: argparse.Namespace, checks: Checks) -> None:
+    results = compare(session, args, concurrency=[1])
+    for verdict in report.hindsight(results):
+        plain = verdict.of_plain or 0.0
+        checks.say(verdict.of_best >= SHARE and plain >= SHARE, report.line(verdict))
+    checks.say(results.lossless, report.losslessness(results)[0])
+
+
+def batched(session: Session, args: argparse.Namespace, checks: Checks) -> None:
+    results = compare(session, args, concurrency=[BATCH])
+    sides = {
+        side: report.over_domains(results, [c for c in results.cells() if c.name.side == side]).tps
+        for side in results.sides
+    }
+    auto = sides.pop(f"{args.method} auto")
+    sides.pop(results.baseline)
+    best = max(sides, key=lambda side: sides[side])
+    checks.say(
+        auto >= sides[best],
+        f"{BATCH} at once, all domains: auto {auto:.2f} tokens/s, best other {best} "
+        f"{sides[best]:.2f} ({100 * auto / sides[best]:.0f} %)",
+    )
+    checks.say(results.lossless, report.losslessness(results)[0])
+
+
+def under_load(session: Session, args: argparse.Namespace, checks: Checks) -> None:
+    found = session.respond(
+        load_prompts(limit=args.limit),
+        parse_load(args.load),
+        method=args.method,
+        tokens=args.tokens,
+    )
+    print(response.text(found))
+    for word, moved in zip(response.PHASES[1:], found.moved, strict=True):
+        checks.say(
+            moved is None or moved <= SETTLE,
+            f"load {word}: " + ("the same length pays" if moved is None else f"{moved} rounds"),
+        )
+    checks.say(found.unchanged, f"output unchanged in {found.replies} replies")
+
+
+def compare(session: Session, args: argparse.Namespace, concurrency: Sequence[int]):
+    results = session.compare(
+        load_prompts(limit=args.limit),
+        methods=["none", args.method],
+        schedules=["auto", *(f"fixed:{n}" for n in args.lengths)],
+        concurrency=concurrency,
+        tokens=args.tokens,
+        repeats=args.repeats,
+    )
+    print(report.text(results), flush=True)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--drafter")
+    parser.add_argument("--method", default="dspark")
+    parser.add_argument("--parts", type=lambda s: s.split(","), default=["one", "batch", "load"])
+    parser.add_argument(
+        "--lengths", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 4, 7]
+    )
+    parser.add_argument("--limit", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--load", default="cpu:2")
+    args = parser.parse_args()
+
+    def progress(done: int, total: int, what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{what} {done}/{total}", end="", file=sys.stderr)
+
+    def ignore(event: Event) -> None:
+        """Loading is quick; what is measured is shown."""
+
+    session = Session.load(LoadOptions(args.model, drafter=args.drafter), ignore, progress)
+    checks = Checks()
+    parts = {"one": against_fixed, "batch": batched, "load": under_load}
+    for part in args.parts:
+        parts[part](session, args, checks)
+    return 1 if checks.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
