@@ -28,7 +28,7 @@ from .blocks import pad
 from .data import Sample
 
 _F16_MAX = 65504.0
-_CHUNK = 1024  # positions whose full-vocabulary logits exist at one time
+_CHUNK = 512  # positions whose full-vocabulary logits exist at one time
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Features:
     final: mx.array
     """``(B, L, H)`` after the final norm."""
     log_norm: mx.array
-    """``(B, L)`` float32: logsumexp of the target's logits at temperature 1."""
+    """``(B, L)`` float32: logsumexp of the target's logits at temperature 1, on answer tokens."""
 
 
 class Teacher:
@@ -89,21 +89,23 @@ class FeatureSource:
     def batch(self, samples: Sequence[Sample]) -> Features:
         if self.cache is not None and all(s in self.cache for s in samples):
             return self.cache.read(samples)
-        tokens, _ = pad(samples)
-        features = self._compute(mx.array(tokens))
+        features = self._compute(*pad(samples))
         if self.cache is not None:
             self.cache.write(samples, features)
         return features
 
-    def _compute(self, tokens: mx.array) -> Features:
-        _, taps, final = self.target.forward_training(tokens, self.taps)
+    def _compute(self, tokens: np.ndarray, answer: np.ndarray) -> Features:
+        _, taps, final = self.target.forward_training(mx.array(tokens), self.taps)
         mx.eval(taps, final)
+        # Nothing is drafted inside a prompt: no logits are needed there.
+        places = np.flatnonzero(answer)
         flat = final.reshape(-1, final.shape[-1])
-        norms = []
-        for begin in range(0, flat.shape[0], _CHUNK):
-            norms.append(mx.logsumexp(self.teacher.logits(flat[begin : begin + _CHUNK]), axis=-1))
-            mx.eval(norms[-1])
-        return Features(taps, final, mx.concatenate(norms).reshape(final.shape[:2]))
+        norms = np.zeros(answer.size, dtype=np.float32)
+        for begin in range(0, len(places), _CHUNK):
+            chosen = places[begin : begin + _CHUNK]
+            logits = self.teacher.logits(flat[mx.array(chosen)])
+            norms[chosen] = np.array(mx.logsumexp(logits, axis=-1))
+        return Features(taps, final, mx.array(norms.reshape(answer.shape)))
 
 
 class FeatureCache:

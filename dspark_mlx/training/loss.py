@@ -41,7 +41,7 @@ def _divergences(
     draft = mx.softmax(logits, axis=-1)
     at_label = mx.take_along_axis(draft, mx.maximum(labels, 0)[:, None], axis=-1)[:, 0]
     entropy = mx.where(labels >= 0, -mx.log(mx.maximum(at_label, 1e-37)), 0.0)
-    return entropy, mx.abs(draft - teacher).sum(-1) + mx.maximum(1 - teacher.sum(-1), 0.0)
+    return entropy, _distance(draft, teacher).sum(-1) + mx.maximum(1 - teacher.sum(-1), 0.0)
 
 
 @_divergences.vjp
@@ -49,25 +49,33 @@ def _divergences_vjp(primals, cotangents, outputs):  # type: ignore[no-untyped-d
     """By hand: one softmax serves both terms, and no (N, V) array is kept from the forward."""
     logits, teacher, labels = primals
     by_entropy, by_variation = cotangents
-    gradient = _gradient(
-        logits,
-        teacher,
-        mx.where(labels >= 0, by_entropy, 0.0)[:, None],
-        by_variation[:, None],
-    )
+    by_entropy = mx.where(labels >= 0, by_entropy, 0.0)
+    draft = mx.softmax(logits, axis=-1)
+    mean = _signed(draft, teacher).sum(-1, keepdims=True)
+    gradient = _combine(draft, teacher, mean, by_entropy[:, None], by_variation[:, None])
     rows = mx.arange(labels.shape[0])
-    at_label = mx.where(labels >= 0, by_entropy, 0.0)
-    gradient = gradient.at[rows, mx.maximum(labels, 0)].subtract(at_label)
+    gradient = gradient.at[rows, mx.maximum(labels, 0)].subtract(by_entropy)
     return gradient, mx.zeros_like(teacher), mx.zeros_like(labels)
 
 
-def _gradient(
-    logits: mx.array, teacher: mx.array, by_entropy: mx.array, by_variation: mx.array
+# Fused: each would otherwise pass over (N, V) several times.
+
+
+@mx.compile
+def _distance(draft: mx.array, teacher: mx.array) -> mx.array:
+    return mx.abs(draft - teacher)
+
+
+@mx.compile
+def _signed(draft: mx.array, teacher: mx.array) -> mx.array:
+    return draft * mx.sign(draft - teacher)
+
+
+@mx.compile
+def _combine(
+    draft: mx.array, teacher: mx.array, mean: mx.array, by_entropy: mx.array, by_variation: mx.array
 ) -> mx.array:
-    draft = mx.softmax(logits, axis=-1)
-    sign = mx.sign(draft - teacher)
-    mean = (sign * draft).sum(-1, keepdims=True)
-    return draft * (by_entropy + by_variation * (sign - mean))
+    return draft * (by_entropy + by_variation * (mx.sign(draft - teacher) - mean))
 
 
 def divergences(logits: mx.array, teacher: mx.array, labels: mx.array) -> tuple[mx.array, mx.array]:

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from ..drafter.model import Drafter
 from .blocks import Blocks, choose_anchors, make_blocks, pad
@@ -158,7 +158,16 @@ def share(gradient: Any, scalars: Sequence[float], group: Any | None) -> tuple[A
     """Sum gradient and scalars over all processes of ``group``; as they are without one."""
     if group is None or group.size() == 1:
         return gradient, list(scalars)
-    gradient = tree_map(lambda g: mx.distributed.all_sum(g, group=group), gradient)
-    summed = mx.distributed.all_sum(mx.array(list(scalars)), group=group)
-    mx.eval(gradient, summed)
-    return gradient, summed.tolist()
+    # One message: a ring pays for every one of them.
+    leaves = tree_flatten(gradient) if gradient is not None else []
+    values = mx.array(list(scalars), dtype=mx.float32)
+    packed = mx.concatenate([values, *(v.reshape(-1).astype(mx.float32) for _, v in leaves)])
+    packed = mx.distributed.all_sum(packed, group=group)
+    mx.eval(packed)
+    summed, at = packed[: len(scalars)].tolist(), len(scalars)
+    shared = []
+    for name, value in leaves:
+        piece = packed[at : at + value.size].reshape(value.shape).astype(value.dtype)
+        shared.append((name, piece))
+        at += value.size
+    return (tree_unflatten(shared) if leaves else None), summed

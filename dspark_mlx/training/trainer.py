@@ -112,6 +112,7 @@ class Trainer:
             held, options.validate_samples, options.batch_tokens, options.block, 8.0
         )
         self.stop = threading.Event()
+        self._ended = False  # what all processes have agreed on
         self._plan: tuple[int, list[list[int]]] | None = None
 
     # -- the run ------------------------------------------------------------------------
@@ -123,7 +124,7 @@ class Trainer:
         """
         options, state = self.options, self.state
         with self._interruptible():
-            while state.step < options.steps and not self.stop.is_set():
+            while state.step < options.steps and not self._ended:
                 self.on_step(self.step())
                 if state.step % options.validate_every == 0 or state.step == options.steps:
                     self.check()
@@ -151,7 +152,9 @@ class Trainer:
             gradient = add(gradient, partial)
             sums += _scalars(losses)
             accepts.append((np.array(losses.accept), batch))
-        gradient, shared = share(gradient, sums.tolist(), self.group)
+        asked = float(self.stop.is_set())
+        gradient, (*shared, stops) = share(gradient, [*sums.tolist(), asked], self.group)
+        self._ended = stops > 0
         if not all(map(math.isfinite, shared)):
             raise TrainingError(
                 f"the loss at step {state.step + 1} is {shared[0]}",
@@ -186,7 +189,7 @@ class Trainer:
             if self.rank == 0:
                 self.export()
             return None
-        result = validate(self.computer, self.held)
+        result = validate(self.computer, self.held, self.group)
         best = result.greedy > state.best
         if best:
             state.best, state.best_step, state.since_best = result.greedy, state.step, 0

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from .data import Sample
-from .step import MicroBatch, StepComputer, prepare
+from .step import MicroBatch, StepComputer, prepare, share
 
 
 @dataclass
@@ -64,40 +64,47 @@ def validation_batches(
     return [prepare(b, width, spacing, 512, rng) for b in batches if b]
 
 
-def validate(computer: StepComputer, batches: Sequence[MicroBatch]) -> Validation:
-    """Run the drafter over ``batches`` without learning from them."""
+def validate(
+    computer: StepComputer, batches: Sequence[MicroBatch], group: Any | None = None
+) -> Validation:
+    """Run the drafter over ``batches`` without learning; processes of ``group`` share them out."""
     greedy_only = any(s.temperature == 0 for b in batches for s in b.samples)
-    loss = weight = gap = 0.0
-    alive_greedy: list[np.ndarray] = []
-    domains: list[str] = []
-    alive_sampled: list[np.ndarray] = []
-    for batch in batches:
+    domains = sorted({s.domain for b in batches for s in b.samples})
+    width = batches[0].blocks.valid.shape[-1]
+    totals = np.zeros(5)  # loss, gap, their weight; sampled length, its blocks
+    slots = np.zeros((len(domains), width + 1))  # blocks alive at each slot, and all blocks
+    rank, world = (0, 1) if group is None else (group.rank(), group.size())
+    for batch in batches[rank::world]:
         features = computer.source.batch(batch.samples)
         out = computer.blocks(batch, features)
         best = out.logits.argmax(-1)
         chance = mx.zeros_like(out.losses.accept)
         if out.confidence is not None:
-            chance = mx.sigmoid(out.confidence).reshape(out.losses.accept.shape)
+            chance = mx.sigmoid(out.confidence).reshape(chance.shape)
         mx.eval(out.losses.total, out.losses.accept, best, chance)
-        share = batch.weight(computer.scale.decay)
-        loss, weight = loss + out.losses.total.item() * share, weight + share
+        portion = batch.weight(computer.scale.decay)
         accept = np.array(out.losses.accept) * out.valid
-        gap += float(((np.array(chance) - accept) * out.valid).sum() / out.valid.sum()) * share
-        alive_sampled.append(np.cumprod(accept, axis=-1))
+        gap = ((np.array(chance) - accept) * out.valid).sum() / out.valid.sum()
+        alive = np.cumprod(accept, axis=-1).sum()
+        totals += [out.losses.total.item() * portion, gap * portion, portion, alive, len(accept)]
         hits = np.cumprod((np.array(best) == out.labels) & out.valid, axis=-1)
         for row, hit in zip(out.rows, hits, strict=True):
             sample = batch.samples[row]
             if sample.temperature == 0 or not greedy_only:
-                alive_greedy.append(hit)
-                domains.append(sample.domain)
-    greedy = np.stack(alive_greedy)
-    lengths = 1 + greedy.sum(-1)
-    names = np.array(domains)
+                slots[domains.index(sample.domain)] += [*hit, 1]
+    _, summed = share(None, [*totals, *slots.reshape(-1)], group)
+    loss, gap, weight, alive, blocks = summed[:5]
+    slots = np.array(summed[5:]).reshape(slots.shape)
+    survival = slots[:, :width].sum(0) / slots[:, width].sum()
     return Validation(
         loss=loss / weight,
-        greedy=float(lengths.mean()),
-        sampled=float(1 + np.concatenate(alive_sampled).sum(-1).mean()),
-        by_domain={str(d): float(lengths[names == d].mean()) for d in np.unique(names)},
-        by_slot=[float(v) for v in greedy.mean(0)],
+        greedy=float(1 + survival.sum()),
+        sampled=1 + alive / blocks,
+        by_domain={
+            name: float(1 + row[:width].sum() / row[width])
+            for name, row in zip(domains, slots, strict=True)
+            if row[width]
+        },
+        by_slot=[float(v) for v in survival],
         confidence_gap=gap / weight,
     )

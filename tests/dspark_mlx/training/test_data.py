@@ -41,7 +41,7 @@ def test_bad_lines_are_named_with_file_and_line(tmp_path: Path, line: str, words
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="absent.jsonl"):
+    with pytest.raises(UsageError, match=r"absent\.jsonl"):
         data.read_records([tmp_path / "absent.jsonl"])
 
 
