@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
-from mlx_lm.models import gemma3_text, llama, qwen3
+from mlx_lm.models import gemma3_text, granitemoehybrid, llama, qwen3
 
 from dspark_mlx.propose import Draft, DraftRow
 from dspark_mlx.target import Target
@@ -89,6 +89,37 @@ def gemma3_toy(seed: int = 0, window: int = 16, scale: float = 0.2) -> nn.Module
         query_pre_attn_scalar=32,
     )
     return _lively(gemma3_text.Model(args), seed, scale)
+
+
+def hybrid_toy(seed: int = 0, scale: float = 0.35) -> nn.Module:
+    """Granite 4 hybrid: a Mamba 2 layer, whose state cannot be rolled back, and an attention."""
+    args = granitemoehybrid.ModelArgs(
+        model_type="granitemoehybrid",
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        max_position_embeddings=512,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=False,
+        embedding_multiplier=1.0,
+        attention_multiplier=0.25,
+        logits_scaling=1.0,
+        residual_multiplier=1.0,
+        layer_types=["mamba", "attention"],
+        rms_norm_eps=1e-5,
+        shared_intermediate_size=64,
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_proj_bias=False,
+        mamba_d_state=8,
+        mamba_d_conv=4,
+        mamba_n_groups=1,
+        mamba_conv_bias=True,
+        mlp_bias=False,
+    )
+    return _lively(granitemoehybrid.Model(args), seed, scale)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -178,7 +209,10 @@ class OracleProposer:
             right = plain_greedy(self.model, [*text, row.anchor], width)
             spoil = self.rng.random(width) < self.noise
             drafts.append(
-                [(t + 1 - 2) % (VOCAB - 2) + 2 if s else t for t, s in zip(right, spoil, strict=True)]
+                [
+                    (t + 1 - 2) % (VOCAB - 2) + 2 if s else t
+                    for t, s in zip(right, spoil, strict=True)
+                ]
             )
             confidence.append([0.2 if s else 0.9 for s in spoil])
         return Draft(
