@@ -51,6 +51,8 @@ def grid(
     ends = sorted({1, max_rows})
     levels = [
         steps(base, ends, sorted({1, widest})) + drafts(ends, corners=True),
+        steps(base, [1], few),
+        steps(base, [1], widths[1::2]),
         steps(base, [1], widths),
         steps(base, some_rows, few) + drafts(some_rows, corners=True),
         [s for c in deeper for s in steps(c, [1], sorted({1, widest}))],
