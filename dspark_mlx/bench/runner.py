@@ -60,11 +60,15 @@ class Runner:
         self._progress = progress
         self._peers = list(plan.peers)
         self._eos = tuple(pair.tokenizer.eos_token_ids)
-        self._baseline = MlxLmSide(pair.target.model, self._eos)
+        self._baseline = MlxLmSide(pair.target.model, self._eos, kv_bits=pair.target.kv_bits)
         self._plain = EngineSide(pair, Variant("none", "off", "plain"), make_policy("off"), 1)
         self._encoded = [encode(pair, prompt) for prompt in plan.prompts]
         self._references: dict[tuple[int, float, int], tuple[int, ...]] = {}
         self.results = Results(self._about(), BASELINE)
+        if pair.target.kv_bits and max(plan.concurrency) > 1:
+            self.results.notes.append(
+                "mlx-lm does not quantise the KV cache of batches: its batched rates are without"
+            )
 
     def run(self) -> Results:
         """Measure everything. Ctrl+C ends it with what was measured so far."""

@@ -45,12 +45,29 @@ class Side(Protocol):
 
 
 class MlxLmSide:
-    """mlx-lm's own ``generate_step``; several prompts at once by its ``BatchGenerator``."""
+    """mlx-lm's own ``generate_step``; several prompts at once by its ``BatchGenerator``.
+
+    ``kv_bits`` quantises its KV cache as ours is, except in batches, which it
+    cannot quantise.
+    """
 
     name = BASELINE
 
-    def __init__(self, model: Any, eos: Sequence[int], prefill_chunk: int = 512) -> None:
+    def __init__(
+        self,
+        model: Any,
+        eos: Sequence[int],
+        *,
+        kv_bits: int | None = None,
+        kv_group_size: int = 64,
+        prefill_chunk: int = 512,
+    ) -> None:
         self._model, self._eos, self._chunk = model, frozenset(eos), prefill_chunk
+        self._kv: dict[str, Any] = {}
+        if kv_bits is not None:
+            self._kv = {
+                "kv_bits": kv_bits, "kv_group_size": kv_group_size, "quantized_kv_start": 0
+            }  # fmt: skip
 
     def run(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, seed: int
@@ -82,6 +99,7 @@ class MlxLmSide:
             sampler=sampler,
             prefill_step_size=self._chunk,
             prompt_progress_callback=progress,
+            **self._kv,
         )
         for token, _ in steps:
             if not tokens:

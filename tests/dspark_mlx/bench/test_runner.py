@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import llama
+from toys import VOCAB, ToyTokenizer
 
 from dspark_mlx.bench import report
 from dspark_mlx.bench.lossless import fork_at, near_tie
@@ -19,6 +21,7 @@ from dspark_mlx.bench.variants import Variant
 from dspark_mlx.errors import DsparkError, UsageError
 from dspark_mlx.loading import Pair
 from dspark_mlx.schedule import make_policy
+from dspark_mlx.target import Target
 
 
 def compare(session: Session, prompts: list[Prompt], **options):
@@ -180,3 +183,26 @@ def test_a_prompt_beyond_the_context_is_refused_before_anything_runs(pair: Pair)
     long = Prompt("chat", ({"role": "user", "content": "x" * 50},))
     with pytest.raises(UsageError, match="longer than the context"):
         Runner(small, Plan([long], [], tokens=2))
+
+
+def wide_llama():
+    """A toy whose heads are as wide as a group of quantised keys."""
+    args = llama.ModelArgs(
+        model_type="llama", hidden_size=32, num_hidden_layers=2, intermediate_size=64,
+        num_attention_heads=2, num_key_value_heads=1, rms_norm_eps=1e-5, vocab_size=VOCAB,
+        head_dim=64,
+    )  # fmt: skip
+    mx.random.seed(3)
+    model = llama.Model(args)
+    mx.eval(model.parameters())
+    return model
+
+
+def test_a_quantised_kv_cache_is_compared_with_mlx_lms_own(prompts: list) -> None:
+    target = Target(wide_llama(), kv_bits=8)
+    target.check()
+    pair = Pair(target, ToyTokenizer(), None, "lookup", "no drafter", 4)
+    side = EngineSide(pair, Variant("lookup", "fixed", "lookup"), make_policy("fixed"), 2)
+    results = Runner(pair, Plan(prompts[:2], [side], tokens=8, concurrency=(1, 2))).run()
+    assert results.lossless
+    assert any("does not quantise" in note for note in results.notes)
