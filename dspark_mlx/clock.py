@@ -32,6 +32,13 @@ class RoundClock:
             self.verify += spent
 
     @contextmanager
+    def handover(self) -> Iterator[None]:
+        """Around giving the device work ahead, which waits while its queue is full."""
+        began = time.perf_counter()
+        yield
+        self.verify += time.perf_counter() - began
+
+    @contextmanager
     def model(self) -> Iterator[None]:
         """Around a call of the model, which on a lazy backend only builds its graph."""
         began = time.perf_counter()

@@ -203,12 +203,14 @@ class Engine:
             dataclasses.replace(view, context=view.context + 1, remaining=view.remaining - 1)
             for view in flight.views
         )
-        mx.async_eval(flight.arrays)
+        with clock.handover():
+            mx.async_eval(flight.arrays)
         with clock.model():
             logits, features = self.batch.forward_tokens(flight.verdict.token[:, None])
         verdict = verify(None, logits, [self._spec(reply, None, 0, 1) for reply in replies])
         ahead = Flight(views, None, flight.schedule, verdict, features)
-        mx.async_eval(ahead.arrays)
+        with clock.handover():
+            mx.async_eval(ahead.arrays)
         return ahead
 
     def _call_back(self) -> None:
