@@ -18,6 +18,8 @@ from ..errors import DsparkError
 
 COMMANDS = {
     "bench": "compare methods and schedules side by side",
+    "calibrate": "make a drafter's confidences honest",
+    "eval": "measure how much of a drafter's drafts is accepted",
     "generate": "write a reply to one prompt",
     "models": "list the known models, or fetch one",
     "profile": "measure what a round costs on this machine",

@@ -1,7 +1,8 @@
 """Training data: jsonl lines become token sequences with their answer marked.
 
 A line is a JSON object with the prompt as ``{"prompt": str}``, ``{"messages":
-[{"role", "content"}]}`` or ``{"turns": [str]}``, and the target's answer as
+[{"role", "content"}]}`` or ``{"turns": [str]}`` (what the user says, one after the
+other), and the target's answer as
 ``"response"`` (and, exact, ``"response_tokens"``); or ``{"text": str}``, which is
 all answer. ``"temperature"`` and ``"domain"`` are optional. Lines without an
 answer are prompts for ``rollout``. This module never runs a model.
@@ -35,11 +36,14 @@ class Record:
     temperature: float | None = None
     domain: str = "all"
     finish: str | None = None
+    later_turns: tuple[str, ...] = ()
+    """What the user goes on to say after the answer (``turns`` only)."""
 
     @property
     def key(self) -> str:
-        """What makes two records the same prompt."""
-        shown = self.text if self.text is not None else json.dumps([*self.messages])
+        """What makes two records the same prompt: how the conversation begins."""
+        opening = next((m["content"] for m in self.messages if m["role"] == "user"), "")
+        shown = self.text if self.text is not None else opening
         return hashlib.sha256(shown.encode()).hexdigest()[:24]
 
     @property
@@ -117,6 +121,7 @@ def parse(line: str, where: str) -> Record:
         temperature=temperature,
         domain=str(data.get("domain") or data.get("source") or "all"),
         finish=data.get("finish"),
+        later_turns=tuple(data["turns"][1:]) if isinstance(data.get("turns"), list) else (),
     )
 
 
@@ -125,8 +130,7 @@ def _messages(data: dict[str, Any], where: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": data["prompt"]}]
     turns = data.get("turns")
     if isinstance(turns, list) and turns and all(isinstance(t, str) for t in turns):
-        roles = ("user", "assistant")
-        return [{"role": roles[i % 2], "content": t} for i, t in enumerate(turns)]
+        return [{"role": "user", "content": turns[0]}]
     said = data.get("messages")
     if isinstance(said, list) and said and all(_is_message(m) for m in said):
         return [{"role": m["role"], "content": m["content"]} for m in said]

@@ -1,0 +1,140 @@
+"""Real speculative rounds on prompts, recorded for ``eval`` and ``calibrate``.
+
+Every round verifies the whole draft, so that each position is seen whenever the
+ones before it stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..events import Finished, StepDone
+from ..request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from ..loading import LoadOptions
+
+ROWS = 4  # replies decoded together
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation to answer and where it belongs."""
+
+    messages: tuple[dict[str, str], ...]
+    domain: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One drafted block and what became of it; ``committed`` counts the target's own token."""
+
+    domain: str
+    temperature: float
+    confidence: tuple[float, ...]
+    survival: tuple[float, ...]
+    drafted: int
+    accepted: int
+    committed: int
+
+
+def read_prompts(files: Sequence[Path], most: int) -> list[Prompt]:
+    """The first ``most`` prompts of every domain, domains in turn."""
+    from ..training.data import read_records
+
+    groups: dict[str, list[Prompt]] = {}
+    for record in read_records(files):
+        if not record.messages:
+            raise UsageError("plain text is no prompt", "use prompt, messages or turns")
+        group = groups.setdefault(record.domain, [])
+        if len(group) < most:
+            group.append(Prompt(record.messages, record.domain))
+    longest = max(map(len, groups.values()), default=0)
+    return [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
+
+
+def make_engine(options: LoadOptions, *, calibrated: bool, rows: int = ROWS) -> tuple[Any, Any]:
+    """An engine that verifies whole drafts, and its pair. Without calibration unless asked."""
+    import dataclasses
+
+    from ..loading import load_pair, new_engine
+    from ..registry import Registry
+    from ..schedule import Fixed
+
+    options = dataclasses.replace(options, method="dspark", max_rows=rows)
+    entry = Registry.load().resolve(options.model)
+    pair = load_pair(entry, options)
+    if not calibrated and pair.drafter is not None:
+        pair.drafter.calibration = None
+    engine = new_engine(pair, options, entry.thinking)
+    engine.policy = Fixed(None)
+    return engine, pair
+
+
+def play(
+    engine: Any,
+    prompts: Sequence[Prompt],
+    temperatures: Sequence[float],
+    max_tokens: int,
+    *,
+    seed: int = 0,
+    on_reply: Callable[[int, int, float], None] = lambda done, total, length: None,
+) -> list[Round]:
+    """Answer every prompt at every temperature; the rounds of all replies.
+
+    ``on_reply`` hears of each finished reply: how many, of how many, and the
+    accepted length so far.
+    """
+    kinds: dict[str, tuple[str, float]] = {}
+    for i, prompt in enumerate(prompts):
+        for temperature in temperatures:
+            name = f"{i}@{temperature}"
+            kinds[name] = prompt.domain, temperature
+            engine.submit(
+                Request(
+                    id=name,
+                    messages=prompt.messages,
+                    max_tokens=max_tokens,
+                    sampling=SamplingParams(temperature=temperature, seed=seed + i),
+                )
+            )
+    rounds: list[Round] = []
+    done = 0
+    while engine.active:
+        for event in engine.step():
+            if isinstance(event, StepDone):
+                for row in event.rows:
+                    if row.scheduled:
+                        rounds.append(_round(row, *kinds[row.request_id]))
+            elif isinstance(event, Finished):
+                if event.reason == "error":
+                    raise UsageError(event.message, event.hint)
+                done += 1
+                on_reply(done, len(kinds), accepted_length(rounds))
+    return rounds
+
+
+def _round(row: Any, domain: str, temperature: float) -> Round:
+    return Round(
+        domain,
+        temperature,
+        row.confidence[: row.scheduled],
+        row.survival[: row.scheduled],
+        row.scheduled,
+        row.accepted,
+        len(row.tokens),
+    )
+
+
+def accepted_length(rounds: Sequence[Round]) -> float:
+    """Tokens committed a round, the target's own included."""
+    return sum(r.committed for r in rounds) / len(rounds) if rounds else 0.0
+
+
+def positions(rounds: Sequence[Round], block: int) -> list[list[Round]]:
+    """For each position the rounds whose draft went that far."""
+    return [[r for r in rounds if r.drafted > k] for k in range(block)]

@@ -1,0 +1,134 @@
+"""Evaluation and calibration play real rounds through the engine, here of toys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import ToyTokenizer
+from training_toys import answers, chain_model, model_config, toy_options, write_jsonl
+
+from dspark_mlx.commands import calibrate as calibrate_command
+from dspark_mlx.commands import eval as eval_command
+from dspark_mlx.commands.rounds import Prompt, Round, accepted_length, play, read_prompts
+from dspark_mlx.drafter.load import load_drafter
+from dspark_mlx.engine import Engine
+from dspark_mlx.errors import UsageError
+from dspark_mlx.propose import DSparkProposer
+from dspark_mlx.schedule import Fixed
+from dspark_mlx.target import Target
+from dspark_mlx.training import session
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    model, out = chain_model(), tmp_path_factory.mktemp("run")
+    data = write_jsonl(out / "d.jsonl", answers(model, 60))
+    session.train(
+        model, ToyTokenizer(), model_config(model), [data], out, toy_options(),
+        say=lambda text: None,
+    )  # fmt: skip
+    return model, out
+
+
+def toy_engine(trained: tuple[Any, Path]) -> Engine:
+    model, out = trained
+    target = Target(model, model_config(model))
+    drafter = load_drafter(out, target)
+    return Engine(
+        target,
+        ToyTokenizer(),
+        [DSparkProposer(drafter, target.vocab_size)],
+        Fixed(None),
+        default_method="dspark",
+    )
+
+
+PROMPTS = [
+    Prompt(({"role": "user", "content": f"q{i}xyz"},), ("math", "code")[i % 2]) for i in range(6)
+]
+
+
+def test_a_trained_toy_is_accepted_in_real_rounds(trained: tuple[Any, Path]) -> None:
+    heard: list[tuple[int, int, float]] = []
+    rounds = play(
+        toy_engine(trained), PROMPTS, (0.0,), 30, on_reply=lambda *args: heard.append(args)
+    )
+    assert accepted_length(rounds) > 3
+    assert sum(r.committed for r in rounds) >= 6 * 29
+    assert [done for done, _, _ in heard] == [1, 2, 3, 4, 5, 6]
+    assert all(len(r.confidence) == r.drafted and r.accepted <= r.drafted for r in rounds)
+
+
+def test_the_summary_covers_domains_temperatures_and_positions(trained: tuple[Any, Path]) -> None:
+    rounds = play(toy_engine(trained), PROMPTS, (0.0, 1.0), 20)
+    result = eval_command.summary(rounds, 4)
+    cells = {(c["domain"], c["temperature"]) for c in result["domains"]}
+    assert cells == {(d, t) for d in ("math", "code", "all") for t in (0.0, 1.0)}
+    shares = result["domains"][0]["survival"]
+    assert len(shares) == 4
+    assert [p["position"] for p in result["positions"]] == [1, 2, 3, 4]
+    shown = eval_command.table(result | {"calibrated": False})
+    assert "accepted" in shown and "not calibrated" in shown
+    json.dumps(result, allow_nan=False)
+
+
+def overconfident(count: int, seed: int) -> list[Round]:
+    """Blocks whose confidences are pushed twice too far from one half."""
+    rng = np.random.default_rng(seed)
+    rounds = []
+    for _ in range(count):
+        odds = rng.normal(0.5, 1.0, 3)
+        stood = rng.random(3) < 1 / (1 + np.exp(-odds))
+        told = 1 / (1 + np.exp(-2 * odds))
+        accepted = int(np.logical_and.accumulate(stood).sum())
+        values = tuple(map(float, told))
+        survival = tuple(map(float, np.cumprod(told)))
+        rounds.append(Round("math", 0.0, values, survival, 3, accepted, accepted + 1))
+    return rounds
+
+
+def test_calibration_lowers_the_error_on_rounds_it_did_not_see(tmp_path: Path) -> None:
+    fitted, tested = overconfident(3000, 1), overconfident(3000, 2)
+    result = calibrate_command.calibrate(fitted, tested, 3)
+    for row in result["positions"]:
+        assert row["ece_after"] < 0.03 < row["ece_before"]
+    assert result["positions"][0]["auc_after"] == result["positions"][0]["auc_before"]
+    calibrate_command.write(tmp_path, result, tested)
+    kept = json.loads((tmp_path / "calibration.json").read_text())
+    assert len(kept["temperatures"]) == 3
+    assert (tmp_path / "reliability.svg").read_text().startswith("<svg")
+    assert "temperature" in calibrate_command.table(result)
+
+
+def test_too_few_rounds_are_refused() -> None:
+    with pytest.raises(UsageError, match="only 20 rounds"):
+        calibrate_command.calibrate(overconfident(20, 1), overconfident(20, 2), 3)
+
+
+def test_a_stored_calibration_is_loaded_with_the_drafter(trained: tuple[Any, Path]) -> None:
+    model, out = trained
+    rounds = [
+        Round(r.domain, r.temperature, (*r.confidence, 0.5), (*r.survival, 0.2), 4, r.accepted, 1)
+        for r in overconfident(400, 3)
+    ]
+    calibrate_command.write(out, calibrate_command.calibrate(rounds, rounds, 4), rounds)
+    try:
+        drafter = load_drafter(out, Target(model, model_config(model)))
+        assert drafter.calibration is not None and len(drafter.calibration) == 4
+    finally:
+        (out / "calibration.json").unlink()
+
+
+def test_prompts_are_taken_from_every_domain_and_end_with_a_question(tmp_path: Path) -> None:
+    path = write_jsonl(
+        tmp_path / "p.jsonl",
+        [{"domain": "math", "turns": [f"m{i}", "answer", "again"]} for i in range(5)]
+        + [{"domain": "code", "prompt": "c"}],
+    )
+    prompts = read_prompts([path], 2)
+    assert [p.domain for p in prompts] == ["math", "code", "math"]
+    assert all(len(p.messages) == 1 for p in prompts)
