@@ -1,13 +1,20 @@
-"""``dspark train``: answers of a target in, a drafter folder out."""
+"""``dspark train``: prompts in, the target's own answers to them, a drafter folder out."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from .eval import temperatures
+from .progress import ProgressLine
+
+if TYPE_CHECKING:
+    from ..loading import Pair
+
+EXIT_INTERRUPTED = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="jsonl: the target's answers to prompts",
+        help="jsonl of prompts, or of prompts with the target's answers",
     )
     add("--out", required=True, type=Path, metavar="DIR", help="where the drafter goes")
     add(
@@ -38,6 +45,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="jsonl of prompts that must never be trained on",
     )
+    answers = parser.add_argument_group(
+        "answers", "Prompts without an answer are answered by the target, into DIR/answers.jsonl."
+    )
+    add = answers.add_argument
+    add(
+        "--answer-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="most tokens an answer (default %(default)s)",
+    )
+    add(
+        "--answer-temps",
+        type=temperatures,
+        default=(0.0, 0.0, 0.7, 1.0),
+        metavar="T,T",
+        help="temperatures, prompts take them in turn (default 0,0,0.7,1)",
+    )
+    add(
+        "--answer-rows",
+        type=int,
+        default=16,
+        metavar="N",
+        help="answers made together (default %(default)s)",
+    )
+    add("--answers-only", action="store_true", help="make the answers and stop")
     shape = parser.add_argument_group("drafter")
     add = shape.add_argument
     add("--layers", type=int, default=d.layers, help="draft layers (default %(default)s)")
@@ -221,40 +254,77 @@ def run(args: argparse.Namespace) -> int:
         patience=args.patience,
         seed=args.seed,
     )
-    model, tokenizer, config = load_target(args.model, args.cache_dir)
+    pair = load_pair(args)
+    files = with_answers(args, pair)
+    if files is None:
+        return 0
     state = train(
-        model,
-        tokenizer,
-        config,
-        args.data,
+        pair.target.model,
+        pair.tokenizer,
+        pair.target.config,
+        files,
         args.out,
         options,
         exclude=args.exclude,
         cache_bytes=int(args.feature_cache * 1e9),
         save_dtype=getattr(mx, args.save_dtype),
-        say=lambda text: print(text, file=sys.stderr, flush=True),
+        say=say,
         log_seconds=args.log_seconds,
     )
-    return 0 if state.step >= options.steps or options.patience else 130
+    return 0 if state.step >= options.steps or options.patience else EXIT_INTERRUPTED
 
 
-def load_target(name: str, cache_dir: Path | None) -> tuple[Any, Any, dict[str, Any]]:
-    """mlx-lm's model, tokenizer and config; float32 on the CPU, where that is fastest."""
-    import mlx.core as mx
-    from mlx_lm import load
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
-    from .. import sources
+
+def load_pair(args: argparse.Namespace) -> Pair:
+    """The target without a drafter."""
+    from .. import loading
     from ..registry import Registry
-    from ..target import to_float
-    from .progress import ProgressLine
 
-    entry = Registry.load().resolve(name)
+    options = loading.LoadOptions(
+        args.model,
+        drafter="none",
+        method="none",
+        max_rows=args.answer_rows,
+        cache_dir=args.cache_dir,
+    )
     with ProgressLine() as report:
-        folder = sources.fetch(entry.target_source, cache_dir=cache_dir, report=report)
-    try:
-        model, tokenizer, config = load(str(folder), return_config=True)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot load {name}: {error}") from None
-    if mx.default_device().type == mx.DeviceType.cpu:
-        to_float(model, mx.float32)
-    return model, tokenizer, config
+        return loading.load_pair(Registry.load().resolve(args.model), options, report)
+
+
+def with_answers(args: argparse.Namespace, pair: Pair) -> list[Path] | None:
+    """The files to train on. Prompts without an answer are answered first, into the out folder.
+
+    None when that was all that was asked for.
+    """
+    import mlx.core as mx
+
+    from ..loading import LoadOptions, new_engine
+    from ..training.data import answer_in_messages, read_records
+    from .rollout import answer
+
+    records = {path: read_records([path]) for path in args.data}
+    open_ = [r for rs in records.values() for r in rs if not answer_in_messages(r).answered]
+    whole = [p for p, rs in records.items() if any(answer_in_messages(r).answered for r in rs)]
+    answers = args.out / "answers.jsonl"
+    if open_:
+        if mx.distributed.init().size() > 1:
+            raise UsageError(
+                "prompts are answered by one process",
+                "run with --answers-only first, then train on its answers.jsonl",
+            )
+        options = LoadOptions(args.model, method="none", max_rows=args.answer_rows)
+        made = answer(
+            new_engine(pair, options),
+            open_,
+            answers,
+            temperatures=args.answer_temps,
+            max_tokens=args.answer_tokens,
+            seed=args.seed,
+            say=say,
+        )
+        say(f"{answers}: {made:,} tokens added")
+        mx.clear_cache()
+    return None if args.answers_only else [*whole, *([answers] if open_ else [])]
