@@ -2,6 +2,7 @@
 
     python benchmarks/adaptive.py [--model M] [--drafter D] [--method dspark|lookup]
         [--parts one,batch,load] [--lengths 1,2,4,7] [--limit N] [--tokens N] [--repeats N]
+        [--clock wall|cpu]
 
 Prints one line for each thing that must hold and ends with 1 where one does
 not: per domain at least 97 % of the best fixed length in hindsight and of plain
@@ -88,6 +89,7 @@ def compare(session: Session, args: argparse.Namespace, concurrency: Sequence[in
         concurrency=concurrency,
         tokens=args.tokens,
         repeats=args.repeats,
+        clock=args.clock,
     )
     print(report.text(results), flush=True)
     return results
@@ -106,6 +108,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--load", default="cpu:2")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     args = parser.parse_args()
 
     def progress(done: int, total: int, what: str) -> None:

@@ -24,6 +24,7 @@ def text(results: Results) -> str:
         f"{plural(about.get('repeats', 1), 'repeat')}; load average "
         f"{about.get('load_average_before')} before, {about.get('load_average_after')} after",
         f"ratio: against {results.baseline} generating on the same weights, same prompts",
+        *(["seconds: of this process's processor time"] if about.get("clock") == "cpu" else []),
     ]
     cells = results.cells()
     for temperature, concurrency in _places(cells):

@@ -19,6 +19,9 @@ from typing import Any
 class Run:
     """One group of prompts answered. Seconds are decoding only, prefill apart.
 
+    ``seconds`` are by the benchmark's clock; ``wall_seconds`` (0: not known) and its parts
+    draft, verify and host are by the wall's.
+
     ``tokens`` are the replies. ``row_rounds`` counts rounds of single rows (0:
     not known, as for a peer); the other counts are sums over those. ``reached``
     and ``survived`` count verified and accepted tokens by draft position.
@@ -33,6 +36,7 @@ class Run:
     accepted: int = 0
     reached: tuple[int, ...] = ()
     survived: tuple[int, ...] = ()
+    wall_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     host_seconds: float = 0.0
@@ -161,7 +165,7 @@ def summarise(
     rounds = sum(run.row_rounds for run in runs)
     scheduled = sum(run.scheduled for run in runs)
     accepted = sum(run.accepted for run in runs)
-    seconds = sum(run.seconds for run in runs)
+    seconds = sum(run.wall_seconds for run in runs)
     joules = [run.joules for run in runs if run.joules is not None]
     rules: dict[str, int] = {}
     for run in runs:

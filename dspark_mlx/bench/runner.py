@@ -27,7 +27,7 @@ from ..text import encode_chat, encode_text
 from .lossless import fork_at, margin, near_tie
 from .prompts import Prompt
 from .result import CellName, Fork, Results, Run
-from .sides import BASELINE, EngineSide, MlxLmSide, Side
+from .sides import BASELINE, CLOCKS, EngineSide, MlxLmSide, Side
 from .variants import Variant
 
 _Job = tuple[int, float, int, list[int]]  # repeat, temperature, concurrency, prompt numbers
@@ -37,7 +37,7 @@ WARM_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. ``peers`` take part at concurrency 1 only."""
+    """What to run. ``peers`` take part at concurrency 1 only. ``clock``: one of ``CLOCKS``."""
 
     prompts: Sequence[Prompt]
     sides: Sequence[Side]
@@ -47,6 +47,7 @@ class Plan:
     tokens: int = 64
     repeats: int = 1
     seed: int = 0
+    clock: str = "wall"
     about: dict[str, Any] = field(default_factory=dict)
 
 
@@ -60,7 +61,9 @@ class Runner:
         self._progress = progress
         self._peers = list(plan.peers)
         self._eos = tuple(pair.tokenizer.eos_token_ids)
-        self._baseline = MlxLmSide(pair.target.model, self._eos, kv_bits=pair.target.kv_bits)
+        self._baseline = MlxLmSide(
+            pair.target.model, self._eos, kv_bits=pair.target.kv_bits, clock=CLOCKS[plan.clock]
+        )
         self._plain = EngineSide(pair, Variant("none", "off", "plain"), make_policy("off"), 1)
         self._encoded = [encode(pair, prompt) for prompt in plan.prompts]
         self._references: dict[tuple[int, float, int], tuple[int, ...]] = {}
@@ -218,6 +221,7 @@ class Runner:
             "prompts": len(plan.prompts),
             "tokens": plan.tokens,
             "repeats": plan.repeats,
+            "clock": plan.clock,
             "load_average_before": _load_average(),
         }
 

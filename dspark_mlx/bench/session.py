@@ -25,7 +25,7 @@ from .prompts import Prompt
 from .response import Response, respond
 from .result import Results
 from .runner import Plan, Progress, Runner, encode
-from .sides import EngineSide, make_engine
+from .sides import CLOCKS, EngineSide, make_engine
 from .variants import Variant, variants
 
 
@@ -70,13 +70,16 @@ class Session:
         tokens: int = 64,
         repeats: int = 1,
         seed: int = 0,
+        clock: str = "wall",
     ) -> Results:
         """Every method under every schedule, mlx-lm and the peers, on all prompts."""
+        if against and clock != "wall":
+            raise UsageError("peers are timed by the wall's clock", "leave --clock out")
         rows = max(concurrency)
         if rows > 1 and self.pair.target.factory.unsupported:
             raise UsageError("this model serves one request at a time", "use --concurrency 1")
         chosen = variants(self.methods(methods), schedules)
-        sides = [self.side(variant, rows) for variant in chosen]
+        sides = [self.side(variant, rows, clock) for variant in chosen]
         with Peers(against, self._setup(draft_model, against), self._say) as peers:
             plan = Plan(
                 prompts=prompts,
@@ -87,6 +90,7 @@ class Session:
                 tokens=tokens,
                 repeats=repeats,
                 seed=seed,
+                clock=clock,
                 about=self.about(),
             )
             results = Runner(self.pair, plan, self.progress).run()
@@ -115,11 +119,12 @@ class Session:
                 side, encoded, load, rounds=rounds, max_tokens=tokens, progress=self.progress
             )
 
-    def side(self, variant: Variant, rows: int) -> EngineSide:
+    def side(self, variant: Variant, rows: int, clock: str = "wall") -> EngineSide:
         options = dict(variant.options)
         if variant.schedule in PRICED:
             options["cost"] = self.cost(rows)
-        return EngineSide(self.pair, variant, make_policy(variant.schedule, **options), rows)
+        policy = make_policy(variant.schedule, **options)
+        return EngineSide(self.pair, variant, policy, rows, clock=CLOCKS[clock])
 
     def cost(self, rows: int) -> CostModel:
         """What rounds cost here, measured if that was not done yet."""

@@ -2,7 +2,9 @@
 
 A side answers a group of prompts at once and says what it took. Decoding
 seconds begin when a prompt is in the cache and end with the last token, for
-both alike.
+both alike. They are read from the clock a side is given: the wall's, or the
+process's own processor time, which on the CPU backend says what the work costs
+however busy the machine is. Times to the first token are always the wall's.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import dataclasses
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -31,6 +33,8 @@ from .result import Run
 from .variants import Variant
 
 BASELINE = "mlx-lm"
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 CLEAR_EVERY = 16
 
 
@@ -61,8 +65,10 @@ class MlxLmSide:
         kv_bits: int | None = None,
         kv_group_size: int = 64,
         prefill_chunk: int = 512,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self._model, self._eos, self._chunk = model, frozenset(eos), prefill_chunk
+        self._clock = clock
         self._kv: dict[str, Any] = {}
         if kv_bits is not None:
             self._kv = {
@@ -83,14 +89,14 @@ class MlxLmSide:
         return _with_joules(run, before)
 
     def _single(self, prompt: Sequence[int], max_tokens: int, sampler: Any) -> Run:
-        began = time.perf_counter()
-        ready = first = began
+        began = first = time.perf_counter()
+        ready = self._clock()
         tokens: list[int] = []
 
         def progress(done: int, total: int) -> None:
             nonlocal ready
             if done == total - 1:
-                ready = time.perf_counter()
+                ready = self._clock()
 
         steps = generate_step(
             mx.array(list(prompt), dtype=mx.int32),
@@ -107,13 +113,13 @@ class MlxLmSide:
             tokens.append(int(token))
             if token in self._eos or len(tokens) == max_tokens:
                 break
-        ended = time.perf_counter()
+        ended = self._clock()
         steps.close()
         mx.synchronize()  # a step it began ahead of need must not run into the next measurement
         return Run((tuple(tokens),), ended - ready, (first - began,))
 
     def _batch(self, prompts: Sequence[Sequence[int]], max_tokens: int, sampler: Any) -> Run:
-        began = time.perf_counter()
+        began, clock = time.perf_counter(), self._clock()
         generator = BatchGenerator(
             self._model,
             max_tokens=max_tokens,
@@ -128,14 +134,20 @@ class MlxLmSide:
         first: dict[int, float] = {}
         with generator.stats() as stats:
             while responses := generator.next_generated():
+                if not first:
+                    clock = self._clock()
                 for response in responses:
                     first.setdefault(response.uid, time.perf_counter() - began)
                     tokens[response.uid].append(int(response.token))
+        # By another clock than the generator's own the first step cannot be told from prefill:
+        # the mean of the others stands in for it.
+        steps = max(map(len, tokens.values()))
+        spent = (self._clock() - clock) * steps / max(1, steps - 1)
         generator.close()
         mx.synchronize()
         return Run(
             tuple(tuple(tokens[uid]) for uid in uids),
-            float(stats.generation_time),
+            float(stats.generation_time) if self._clock is time.perf_counter else spent,
             tuple(first.get(uid, 0.0) for uid in uids),
         )
 
@@ -144,9 +156,17 @@ class EngineSide:
     """Our engine with one method and one policy, which go on learning from run to run."""
 
     def __init__(
-        self, pair: Pair, variant: Variant, policy: Policy, max_rows: int, prefill_chunk: int = 512
+        self,
+        pair: Pair,
+        variant: Variant,
+        policy: Policy,
+        max_rows: int,
+        *,
+        prefill_chunk: int = 512,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.name = variant.label
+        self._clock = clock
         self.engine = make_engine(pair, policy, max_rows, prefill_chunk)
         self._method = variant.method
         self._ids = itertools.count()
@@ -169,9 +189,9 @@ class EngineSide:
         gathered = Gathered(ids)
         try:
             while self.engine.active:
-                began = time.perf_counter()
+                began, clock = time.perf_counter(), self._clock()
                 events = self.engine.step()
-                gathered.add(events, time.perf_counter() - began)
+                gathered.add(events, time.perf_counter() - began, self._clock() - clock)
         except BaseException:
             self.engine.abandon("the benchmark was stopped")
             raise
@@ -204,16 +224,22 @@ class Gathered:
         self.steps: list[StepDone] = []
         self._tokens: dict[str, list[int]] = {name: [] for name in ids}
         self._ends: dict[str, Finished] = {}
-        self._seconds = 0.0
+        self._seconds = self._wall = 0.0
         self._rules: Counter[str] = Counter()
 
-    def add(self, events: Sequence[Event], seconds: float) -> None:
-        """``seconds``: the whole step, of which a chunk of prefill is not decoding."""
+    def add(self, events: Sequence[Event], wall: float, seconds: float | None = None) -> None:
+        """``wall`` and ``seconds`` (by the chosen clock) are of the whole step.
+
+        Where a chunk of prefill was part of it, the round's share of both is counted.
+        """
+        seconds = wall if seconds is None else seconds
         prefilled = any(isinstance(event, Prefill) for event in events)
         for event in events:
             if isinstance(event, StepDone):
                 self.steps.append(event)
-                self._seconds += event.round_seconds if prefilled else seconds
+                share = min(1.0, event.round_seconds / wall) if prefilled and wall > 0 else 1.0
+                self._seconds += share * seconds
+                self._wall += share * wall
                 self._rules[event.policy] += 1
                 for row in event.rows:
                     self._tokens[row.request_id] += [t.id for t in row.tokens]
@@ -239,6 +265,7 @@ class Gathered:
             accepted=sum(e.accepted for e in ends),
             reached=column([e.reached for e in ends]),
             survived=column([e.survived for e in ends]),
+            wall_seconds=self._wall,
             draft_seconds=sum(s.draft_seconds for s in self.steps),
             verify_seconds=sum(s.verify_seconds for s in self.steps),
             host_seconds=sum(s.host_seconds for s in self.steps),

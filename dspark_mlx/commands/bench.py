@@ -64,6 +64,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--repeats", type=_positive, default=1, metavar="N")
     group.add_argument("--seed", type=int, default=0, metavar="N")
+    group.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: count this process's processor time, for the CPU backend on a busy machine",
+    )
     group = parser.add_argument_group("other measurements")
     group.add_argument(
         "--load", metavar="SPEC", help="response to a load that comes and goes: cpu:1, gpu:1"
@@ -118,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
             tokens=args.tokens,
             repeats=args.repeats,
             seed=args.seed,
+            clock=args.clock,
         )
     from ..bench import report as words
 

@@ -59,7 +59,8 @@ def test_one_repeat_has_no_range() -> None:
 def test_waste_lengths_and_acceptance_follow_the_counts() -> None:
     one = run(
         9, 1.0, row_rounds=4, drafted=20, scheduled=12, accepted=5, reached=(4, 4, 4),
-        survived=(3, 2, 0), draft_seconds=0.2, verify_seconds=0.7, host_seconds=0.05,
+        survived=(3, 2, 0), wall_seconds=1.0, draft_seconds=0.2,
+        verify_seconds=0.7, host_seconds=0.05,
     )  # fmt: skip
     found = summarise(cell(), [[one, one]])
     assert found.accepted_length == 9 / 4

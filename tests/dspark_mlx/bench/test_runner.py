@@ -60,6 +60,15 @@ def test_every_side_answers_every_prompt_losslessly(session: Session, prompts: l
     assert "lossless: yes" in report.text(results)
 
 
+def test_processor_time_can_be_the_clock(session: Session, prompts: list) -> None:
+    results = compare(session, prompts[:1], clock="cpu", concurrency=(1, 2))
+    assert results.lossless
+    assert all(cell.tps > 0 for cell in results.cells())
+    assert "processor time" in report.text(results)
+    with pytest.raises(UsageError, match="wall's clock"):
+        compare(session, prompts, clock="cpu", against=["mlx-lm"])
+
+
 def test_auto_takes_part_with_a_measured_cost(session: Session, prompts: list, monkeypatch) -> None:
     from dspark_mlx import profiling
 
