@@ -55,7 +55,6 @@ def grid(
         steps(base, [1], widths[1::2]),
         steps(base, [1], widths),
         steps(base, some_rows, few) + drafts(some_rows, corners=True),
-        [s for c in deeper for s in steps(c, [1], sorted({1, widest}))],
         [s for c in deeper for s in steps(c, ends, sorted({1, widest}))],
         steps(base, [max_rows], widths),
         drafts([1], corners=False),

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from dspark_mlx import profiling
 from dspark_mlx.errors import ModelError, UsageError
 from dspark_mlx.events import Loading, Notice
-from dspark_mlx.profiling import cost_key, load_or_profile, profile_engine, profile_path
+from dspark_mlx.profiling import cost_key, load_or_profile, profile_engine, profile_path, site
 from dspark_mlx.profiling.fit import isotonic, monotone, typical
-from dspark_mlx.profiling.grid import grid
+from dspark_mlx.profiling.grid import SHALLOW, grid
 from dspark_mlx.profiling.site import Site, blank_rows
 from dspark_mlx.profiling.store import read_profile
 from dspark_mlx.propose import LookupProposer
@@ -54,6 +54,12 @@ def test_the_grid_names_each_shape_once_and_begins_with_the_corners(rows, blocks
     assert one_row == set(range(1, widest + 1))
     for method, block in blocks.items():
         assert {s.size for s in shapes if s.method == method} == set(range(1, block + 1))
+
+
+def test_a_long_context_is_measured_for_all_rows_or_not_at_all() -> None:
+    for level in grid(8, {"dspark": 7}):
+        deep = {s.rows for s in level if s.context != SHALLOW}
+        assert deep in (set(), {1, 8})
 
 
 # -- the fit --------------------------------------------------------------------------------
@@ -107,15 +113,25 @@ def test_blank_rows_stand_where_prefilled_rows_would(kind: str, context: int) ->
 def test_a_site_leaves_caches_and_proposers_as_it_found_them() -> None:
     target = toy_target()
     proposers = [dspark(target), ScriptProposer([[1, 2, 3]], 4), LookupProposer(4)]
-    site = Site(target, proposers, 2, 40)
+    here = Site(target, proposers, 2, 40)
     for width in (4, 1, 3):
-        assert site.step(width) > 0.0
-        assert site.draft(proposers[0], min(width, proposers[0].block)) > 0.0
+        assert here.step(width) > 0.0
+        assert here.draft(proposers[0], min(width, proposers[0].block)) > 0.0
     for look in (True, False):
-        assert site.round(proposers[0], proposers[0].block, look) > 0.0
-    assert site._cache.lengths == [40, 40]
-    site.close()
+        assert here.round(proposers[0], proposers[0].block, look) > 0.0
+    assert here._cache.lengths == [40, 40]
+    here.close()
     assert len(proposers[0]._rows) == 0 and proposers[1]._rows == []
+
+
+def test_waiting_for_a_turn_is_no_price_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, process = iter([0.0, 3.0, 10.0, 13.0]), iter([0.0, 1.0, 10.0, 11.0])
+    monkeypatch.setattr(site.time, "perf_counter", lambda: next(wall))
+    monkeypatch.setattr(site.time, "process_time", lambda: next(process))
+    monkeypatch.setattr(site, "on_cpu", lambda: True)
+    assert site._Stopwatch().seconds() == 1.0
+    monkeypatch.setattr(site, "on_cpu", lambda: False)
+    assert site._Stopwatch().seconds() == 3.0
 
 
 # -- measuring ------------------------------------------------------------------------------
@@ -198,7 +214,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
         asked.append(budget)
         table = {r: {1: 0.1, 5: 0.2} for r in range(1, subject.max_rows + 1)}
         deep = {1: {1: 0.2}}
-        return CostModel({128: table, 1024: deep}, {"dspark": {1: {5: 0.01}}}, overhead=0.001, key=key)
+        return CostModel(
+            {128: table, 1024: deep}, {"dspark": {1: {5: 0.01}}}, overhead=0.001, key=key
+        )
 
     monkeypatch.setattr(profiling, "profile_engine", profile)
     return asked
