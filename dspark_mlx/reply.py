@@ -18,7 +18,7 @@ from .text import TextStream
 
 @dataclass
 class Counts:
-    """What the rounds of one reply did; ``reached[k]`` of them verified position k."""
+    """What the rounds of one reply did; ``reached[k]`` of them judged position k."""
 
     rounds: int = 0
     drafted: int = 0
@@ -27,15 +27,16 @@ class Counts:
     reached: list[int] = field(default_factory=list)
     survived: list[int] = field(default_factory=list)
 
-    def add(self, drafted: int, scheduled: int, accepted: int) -> None:
+    def add(self, drafted: int, scheduled: int, accepted: int, judged: int) -> None:
+        """One round; ``judged``: positions verified, less those behind the reply's end."""
         self.rounds += 1
         self.drafted += drafted
         self.scheduled += scheduled
         self.accepted += accepted
-        missing = scheduled - len(self.reached)
+        missing = judged - len(self.reached)
         self.reached += [0] * missing
         self.survived += [0] * missing
-        for k in range(scheduled):
+        for k in range(judged):
             self.reached[k] += 1
             self.survived[k] += k < accepted
 
@@ -185,7 +186,8 @@ class Reply:
             self._first = self._first or self._last
         self._broken.clear()
         used = min(accepted, len(added))
-        self.counts.add(len(drafted), scheduled, used)
+        inside = self.ended is not None and len(added) <= accepted
+        self.counts.add(len(drafted), scheduled, used, used if inside else scheduled)
         return added, used
 
     def _end(self, id: int) -> str:
