@@ -175,19 +175,19 @@ class Finished:
 
     request_id: str
     reason: FinishReason
-    prompt_tokens: int
-    reused_tokens: int
-    generation_tokens: int
-    prompt_seconds: float
-    first_token_seconds: float
-    generation_seconds: float
-    rounds: int
-    drafted: int
-    scheduled: int
-    accepted: int
-    reached: tuple[int, ...]
-    survived: tuple[int, ...]
-    method: str
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    generation_tokens: int = 0
+    prompt_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    generation_seconds: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    scheduled: int = 0
+    accepted: int = 0
+    reached: tuple[int, ...] = ()
+    survived: tuple[int, ...] = ()
+    method: str = "none"
     seed: int | None = None
     message: str = ""
     hint: str = ""
