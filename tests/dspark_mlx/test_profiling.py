@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -126,8 +127,8 @@ def test_a_site_leaves_caches_and_proposers_as_it_found_them() -> None:
 
 def test_waiting_for_a_turn_is_no_price_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     wall, process = iter([0.0, 3.0, 10.0, 13.0]), iter([0.0, 1.0, 10.0, 11.0])
-    monkeypatch.setattr(site.time, "perf_counter", lambda: next(wall))
-    monkeypatch.setattr(site.time, "process_time", lambda: next(process))
+    clocks = SimpleNamespace(perf_counter=lambda: next(wall), process_time=lambda: next(process))
+    monkeypatch.setattr(site, "time", clocks)
     monkeypatch.setattr(site, "on_cpu", lambda: True)
     assert site._Stopwatch().seconds() == 1.0
     monkeypatch.setattr(site, "on_cpu", lambda: False)
