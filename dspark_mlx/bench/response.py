@@ -159,7 +159,7 @@ def text(response: Response) -> str:
                 number(mean(point.length for point in here)),
                 number(1e3 * median(point.round_seconds for point in here), 1),
                 _predicted(here),
-                number(median(point.tps for point in here)),
+                number(_rate(here)),
                 number(median(point.slowdown for point in here)),
                 moved,
             ]
@@ -215,12 +215,21 @@ def charts(response: Response) -> list[picture.Chart]:
             "round",
             "tokens/s",
             (
-                series("measured", [p.tps for p in response.points]),
+                series(
+                    f"measured, {WINDOW} rounds",
+                    [_rate(response.points[max(0, i - WINDOW + 1) : i + 1]) for i in range(n)],
+                ),
                 series("predicted", [p.predicted_tps for p in response.points]),
             ),
             bands,
         ),
     ]
+
+
+def _rate(points: Sequence[Point]) -> float:
+    """Tokens per second over all of ``points``: a round begun ahead of time takes no time itself."""
+    seconds = sum(p.round_seconds for p in points)
+    return sum(p.tps * p.round_seconds for p in points) / max(1e-9, seconds)
 
 
 def _predicted(points: Sequence[Point]) -> str:

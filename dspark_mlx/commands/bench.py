@@ -44,7 +44,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="policies, also fixed:N (tokens) and threshold:P (survival); default: auto,fixed",
     )
-    group.add_argument("--concurrency", type=_counts, default=[1], metavar="N,N")
+    group.add_argument(
+        "--concurrency",
+        type=_counts,
+        default=[1],
+        metavar="N,N",
+        help="requests at once (default: 1)",
+    )
     group.add_argument(
         "--temps", type=_temperatures, default=[0.0], metavar="T,T", help="0 is greedy (default: 0)"
     )
@@ -62,8 +68,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tokens", type=_positive, default=64, metavar="N", help="a reply (default: %(default)s)"
     )
-    group.add_argument("--repeats", type=_positive, default=1, metavar="N")
-    group.add_argument("--seed", type=int, default=0, metavar="N")
+    group.add_argument(
+        "--repeats", type=_positive, default=1, metavar="N", help="of everything, for a median"
+    )
+    group.add_argument(
+        "--seed", type=_seed, default=0, metavar="N", help="for temperatures above 0"
+    )
     group.add_argument(
         "--clock",
         choices=("wall", "cpu"),
@@ -208,6 +218,13 @@ def _temperatures(text: str) -> list[float]:
     if any(not 0.0 <= value < float("inf") for value in values):
         raise argparse.ArgumentTypeError("temperatures are 0 or more")
     return values
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return value
 
 
 def _positive(text: str) -> int:
