@@ -227,7 +227,7 @@ def charts(response: Response) -> list[picture.Chart]:
 
 
 def _rate(points: Sequence[Point]) -> float:
-    """Tokens per second over all of ``points``: a round begun ahead of time takes no time itself."""
+    """Tokens per second over all of ``points``: a round begun ahead of time takes none itself."""
     seconds = sum(p.round_seconds for p in points)
     return sum(p.tps * p.round_seconds for p in points) / max(1e-9, seconds)
 
