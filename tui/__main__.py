@@ -147,7 +147,9 @@ def _with_input(prompt: str) -> str:
     piped = ""
     if not sys.stdin.isatty():
         try:
-            piped = sys.stdin.read()
+            # Whatever the locale says: it is UTF-8 or it is refused.
+            raw = getattr(sys.stdin, "buffer", None)
+            piped = raw.read().decode() if raw else sys.stdin.read()
         except UnicodeDecodeError:
             raise UsageError("the input is not text", "pipe UTF-8 text") from None
     text = f"{prompt}\n\n{piped}" if prompt and piped.strip() else prompt or piped

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 from textual.app import App
 from textual.binding import Binding
-from textual.css.query import NoMatches
 
 from dspark_mlx.errors import DsparkError
 from dspark_mlx.events import Failed, Notice
@@ -81,6 +80,7 @@ class ChatApp(App[None]):
         self._interrupted = -_QUIT_SECONDS
         self._asked_to_load: tuple[Any, ...] = ()
         self.crash = ""
+        self.leaving = False
         self.register_theme(themes.DARK)
         self.register_theme(themes.LIGHT)
         self.theme = self._theme_name(self.settings.theme)
@@ -157,6 +157,10 @@ class ChatApp(App[None]):
 
         return on_disk(Registry.load().resolve(model))
 
+    async def _shutdown(self) -> None:
+        self.leaving = True  # also where nobody called exit()
+        await super()._shutdown()
+
     async def on_unmount(self) -> None:
         with contextlib.suppress(Exception):
             self.chat.save_now()
@@ -179,7 +183,7 @@ class ChatApp(App[None]):
     # The engine
 
     async def pump(self) -> None:
-        if not self.is_running:
+        if self.leaving:
             return
         try:
             events = self.backend.drain()
@@ -200,8 +204,8 @@ class ChatApp(App[None]):
             redraw = getattr(self.screen, "redraw", None)
             if redraw is not None:
                 redraw()
-        except NoMatches:
-            if self.is_running:  # else the screen is being taken down around us
+        except Exception:
+            if not self.leaving:  # else the screen is being taken down around us
                 raise
 
     def load(self, model: str) -> None:
@@ -235,6 +239,10 @@ class ChatApp(App[None]):
             self.store.save(conversation, self.model_name)
         except Exception as error:
             self.notify(f"Not saved: {error}", severity="error", markup=False)
+
+    def exit(self, *values: Any, **named: Any) -> None:
+        self.leaving = True
+        super().exit(*values, **named)
 
     # Settings
 

@@ -111,7 +111,7 @@ async def test_the_panel_shows_speed_against_the_baseline(chat) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (40, 10), (20, 5)])
 async def test_every_size_shows_the_chat_and_the_monitor(chat, size) -> None:
-    async with chat(replay(play=False), size=size) as c:
+    async with chat(replay(1, 600, play=False), size=size) as c:
         await c.say("Go", wait=False)
         await play(c, 3.0)
         assert "tok/s" in c.screen() or size[1] < 10

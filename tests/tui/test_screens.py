@@ -41,7 +41,7 @@ async def test_sessions_are_listed_searched_resumed_renamed_exported_deleted(
         assert options.option_count == 2 and "Ants?" in c.screen() and "2 messages" in c.screen()
         await c.press("slash", *"whal")
         await c.until(lambda: options.option_count == 1)
-        assert "About whales." in c.screen(), "where the search matched is shown"
+        await c.until(lambda: "… Whales?" in c.screen(), "where the search matched")
         await c.press("enter", "r")
         await opened(c, AskLine)
         c.app.screen.query_one(Input).value = "Big [b]animals"

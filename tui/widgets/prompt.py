@@ -17,7 +17,6 @@ class Prompt(TextArea):
     """``history()`` gives earlier inputs, oldest first; asked only when they are wanted."""
 
     BINDINGS: ClassVar = [
-        Binding("enter", "send", "Send", id="prompt.send", show=False, priority=True),
         # Terminal.app sends the same code for Enter and Shift+Enter, hence Ctrl+J first.
         Binding(
             "ctrl+j,shift+enter,alt+enter",
@@ -25,7 +24,6 @@ class Prompt(TextArea):
             "New line",
             id="prompt.newline",
             key_display="^j",
-            priority=True,
         ),
         Binding("up", "up", show=False),
         Binding("down", "down", show=False),
@@ -53,6 +51,14 @@ class Prompt(TextArea):
         self._history = history
         self._back = 0  # 0: the draft itself, n: the n-th newest input
         self._draft = ""
+
+    async def _on_key(self, event: events.Key) -> None:
+        # Not a priority binding: those overtake the keys still waiting in the queue, and Enter
+        # typed fast after a text would find an empty box.
+        if event.key == "enter":
+            event.stop()
+            event.prevent_default()
+            self.action_send()
 
     def action_send(self) -> None:
         if self.text.strip():
