@@ -1,0 +1,139 @@
+"""Prompt lookup: drafts what followed the longest earlier match of the text's end."""
+
+from __future__ import annotations
+
+import pytest
+from decoding import make_engine, request, run_one, toy_target
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dspark_mlx.propose import DraftRow, LookupProposer
+from dspark_mlx.propose.hit_rate import HitRate
+from dspark_mlx.propose.lookup import NGRAMS, LookupRow
+from dspark_mlx.request import SamplingParams
+
+
+def naive(text: list[int], width: int) -> tuple[int, list[int]]:
+    """By scanning the text: the longest n-gram, its last earlier place, what follows it.
+
+    A place counts once what followed it is in the text before the last token.
+    """
+    for n in NGRAMS:
+        if len(text) < n:
+            continue
+        end = text[-n:]
+        for at in range(len(text) - 2, n - 1, -1):
+            if text[at - n : at] == end:
+                out: list[int] = []
+                for k in range(at, at + width):
+                    out.append((text + out)[k])
+                return n, out
+    return 0, []
+
+
+@given(
+    text=st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    split=st.integers(0, 60),
+    width=st.integers(1, 9),
+)
+@settings(max_examples=300, deadline=None)
+def test_drafts_equal_a_scan_of_the_text(text: list[int], split: int, width: int) -> None:
+    proposer = LookupProposer(block=9)
+    row = proposer.new_row()
+    proposer.prefill(row, text[: min(split, len(text) - 1)], None)
+    proposer.join(row)
+    rest = text[min(split, len(text) - 1) : -1]
+    proposer.settle([rest], [0], [0])
+    assert proposer.row_length(proposer.extract(0)) == len(text) - 1
+    draft = proposer.propose([DraftRow(text[-1], len(text), SamplingParams(), width)])
+    kind, expected = naive(text, width)
+    assert draft.token_rows() == [expected]
+    assert proposer._rows[0].kind == kind
+    assert draft.counts == (len(expected),) and draft.q == (None,)
+
+
+@given(text=st.lists(st.integers(0, 2), min_size=2, max_size=40), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_row_rolled_back_is_a_row_that_never_went_on(
+    text: list[int], data: st.DataObject
+) -> None:
+    proposer = LookupProposer()
+    row, fresh = proposer.new_row(), proposer.new_row()
+    proposer.prefill(row, text, None)
+    length = data.draw(st.integers(0, len(text)))
+    proposer.roll_back_row(row, length)
+    proposer.prefill(fresh, text[:length], None)
+    assert (row.tokens, row.index) == (fresh.tokens, fresh.index)
+
+
+def test_a_repetition_continues_with_its_period() -> None:
+    row = LookupRow()
+    for token in [9, 1, 2, 3, 1, 2, 3, 1]:
+        row.append(token)
+    assert row.draft(2, 7) == [3, 1, 2, 3, 1, 2, 3]
+
+
+def test_rows_of_a_batch_keep_to_themselves() -> None:
+    proposer = LookupProposer(block=4)
+    for text in ([1, 2, 3, 1], [5, 6, 7, 8], [1, 2, 9, 1]):
+        row = proposer.new_row()
+        proposer.prefill(row, text, None)
+        proposer.join(row)
+    ask = [DraftRow(2, 5, SamplingParams(), width) for width in (4, 4, 2)]
+    draft = proposer.propose(ask)
+    assert draft.token_rows() == [[3, 1, 2, 3], [], [9, 1]]
+    assert draft.tokens.shape == draft.confidence.shape == (3, 4)
+    proposer.keep([2])
+    assert proposer.propose(ask[:1]).token_rows() == [[9, 1, 2, 9]]
+    none = proposer.propose([DraftRow(77, 5, SamplingParams(), 4)])
+    assert none.counts == (0,) and none.tokens.shape == (1, 0)
+    assert proposer.propose([DraftRow(2, 5, SamplingParams(), 0)]).counts == (0,)
+
+
+def test_confidence_is_the_running_hit_rate() -> None:
+    hits = HitRate()
+    assert hits.rate(3, 0) == 0.5
+    for _ in range(50):
+        hits.observe(3, accepted=2, verified=4)  # the third was wrong, the fourth never judged
+    assert hits.rate(3, 0) > 0.9 and hits.rate(3, 1) > 0.9
+    assert hits.rate(3, 2) < 0.1
+    assert hits.rate(3, 3) == hits.rate(2, 0) == 0.5
+    for _ in range(50):
+        hits.observe(3, accepted=0, verified=4)
+    assert hits.rate(3, 0) < 0.3
+
+
+def test_confidence_rises_where_a_reply_copies() -> None:
+    proposer = LookupProposer(4)
+    row = proposer.new_row()
+    text = [1, 2, 3, 4, 5, 6, 7] * 12
+    proposer.prefill(row, text[:20], None)
+    proposer.join(row)
+    seen = []
+    for at in range(20, 70, 5):
+        draft = proposer.propose([DraftRow(text[at], at + 1, SamplingParams(), 4)])
+        assert draft.token_rows() == [text[at + 1 : at + 5]]
+        seen.append(draft.confidence_rows()[0][0])
+        proposer.settle([text[at : at + 5]], [4], [4])
+    assert seen[0] == 0.5 and seen == sorted(seen) and seen[-1] > 0.85
+
+
+def test_a_target_that_repeats_itself_takes_fewer_rounds() -> None:
+    target = toy_target("qwen3")
+    ask = request(max_tokens=96, ignore_eos=True)
+    done = run_one(make_engine(target, [LookupProposer(6)]), ask).finished
+    assert done is not None
+    assert done.accepted > 30 and done.rounds == 96 - done.accepted
+
+
+@pytest.mark.parametrize("block", [1, 8, 32])
+def test_a_draft_is_never_longer_than_the_block_or_what_may_follow(block: int) -> None:
+    target = toy_target("qwen3")
+    ran = run_one(
+        make_engine(target, [LookupProposer(block)]), request(max_tokens=40, ignore_eos=True)
+    )
+    left = 40
+    for row in ran.rounds:
+        assert len(row.drafted) <= min(block, left - 1)
+        left -= len(row.tokens)
+    assert left == 0
