@@ -18,7 +18,7 @@ EXIT_INTERRUPTED = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from ..training.options import SCHEDULES, TrainOptions
+    from ..training.options import OPTIMIZERS, SCHEDULES, TrainOptions
 
     d = TrainOptions()
     parser.epilog = (
@@ -140,7 +140,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of a sequence, the rest is cut (default %(default)s)",
     )
-    add("--lr", type=float, default=d.lr, help="learning rate (default %(default)s)")
+    add(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default=d.optimizer,
+        help="muon: for the backbone's matrices, AdamW for the rest (default %(default)s)",
+    )
+    add(
+        "--muon-lr",
+        type=float,
+        default=d.muon_lr,
+        metavar="X",
+        help="learning rate of the matrices under muon (default %(default)s)",
+    )
+    add("--lr", type=float, default=d.lr, help="learning rate of AdamW (default %(default)s)")
     add("--warmup", type=int, default=d.warmup, metavar="N", help="steps (default %(default)s)")
     add("--schedule", choices=SCHEDULES, default=d.schedule, help="(default %(default)s)")
     add(
@@ -241,6 +254,8 @@ def run(args: argparse.Namespace) -> int:
         anchor_spacing=args.anchor_spacing,
         anchors=args.anchors,
         max_length=args.max_length,
+        optimizer=args.optimizer,
+        muon_lr=args.muon_lr,
         lr=args.lr,
         warmup=args.warmup,
         schedule=args.schedule,

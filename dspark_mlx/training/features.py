@@ -87,12 +87,17 @@ class FeatureSource:
         self.target, self.taps, self.teacher, self.cache = target, list(taps), teacher, cache
 
     def batch(self, samples: Sequence[Sample]) -> Features:
-        if self.cache is not None and all(s in self.cache for s in samples):
-            return self.cache.read(samples)
-        features = self._compute(*pad(samples))
-        if self.cache is not None:
-            self.cache.write(samples, features)
-        return features
+        if self.cache is None:
+            return self._compute(*pad(samples))
+        missing = [s for s in samples if s not in self.cache]
+        if missing:
+            features = self._compute(*pad(missing))
+            self.cache.write(missing, features)
+            if len(missing) == len(samples):
+                return features
+            if any(s not in self.cache for s in missing):  # it is full
+                return self._compute(*pad(samples))
+        return self.cache.read(samples)
 
     def _compute(self, tokens: np.ndarray, answer: np.ndarray) -> Features:
         _, taps, final = self.target.forward_training(mx.array(tokens), self.taps)
@@ -112,23 +117,44 @@ class FeatureCache:
     """A file of at most ``limit`` bytes with the features of the samples seen first.
 
     Float16, one contiguous run a sample; the index is written by ``save``. A
-    cache of other taps or another target is started anew.
+    cache of other taps or another target is started anew. Each process of a run
+    writes its own folder ``number`` and reads its neighbours' too.
     """
 
-    def __init__(self, folder: Path, taps: Sequence[int], hidden: int, limit: int) -> None:
+    def __init__(
+        self, root: Path, taps: Sequence[int], hidden: int, limit: int, number: int = 0
+    ) -> None:
+        folder = root / str(number)
         self.width = (len(taps) + 1) * hidden
         self.hidden, self.limit = hidden, limit
         self.row_bytes = 2 * self.width + 4
         self.path, self.index_path = folder / "features.bin", folder / "features.json"
         folder.mkdir(parents=True, exist_ok=True)
         self.kind = {"taps": list(taps), "hidden": hidden}
-        self.index: dict[str, int] = {}
-        self.used = 0
-        self._load()
+        self.index, self.used = self._load(self.index_path)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._root, self._own = root, folder
+        self._others: list[tuple[int, dict[str, int]]] = []
+        self._find_others()
 
     def __contains__(self, sample: Sample) -> bool:
-        return _key(sample) in self.index
+        return self._place(_key(sample)) is not None
+
+    def _place(self, key: str) -> tuple[int, int] | None:
+        """The open file and offset of a sample."""
+        for file, index in ((self._file, self.index), *self._others):
+            if key in index:
+                return file, index[key]
+        return None
+
+    def _find_others(self) -> None:
+        for file, _ in self._others:
+            os.close(file)
+        self._others = []
+        for folder in sorted(self._root.iterdir()):
+            index, used = self._load(folder / "features.json")
+            if folder != self._own and used:
+                self._others.append((os.open(folder / "features.bin", os.O_RDONLY), index))
 
     def write(self, samples: Sequence[Sample], features: Features) -> None:
         """Keep what fits below the limit; the rest is computed again each pass."""
@@ -150,7 +176,9 @@ class FeatureCache:
         norms = np.zeros((len(samples), longest), dtype=np.float32)
         for row, sample in enumerate(samples):
             n = len(sample)
-            raw = os.pread(self._file, n * self.row_bytes, self.index[_key(sample)])
+            place = self._place(_key(sample))
+            assert place is not None
+            raw = os.pread(place[0], n * self.row_bytes, place[1])
             cut = n * 2 * self.width
             both[row, :n] = np.frombuffer(raw[:cut], np.float16).reshape(n, self.width)
             norms[row, :n] = np.frombuffer(raw[cut:], np.float32)
@@ -165,17 +193,16 @@ class FeatureCache:
         scratch = self.index_path.with_suffix(".tmp")
         scratch.write_text(text)
         os.replace(scratch, self.index_path)
+        self._find_others()
 
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _load(self) -> None:
+    def _load(self, path: Path) -> tuple[dict[str, int], int]:
         try:
-            kept = json.loads(self.index_path.read_text())
+            kept = json.loads(path.read_text())
         except (OSError, ValueError):
-            return
-        if {k: kept.get(k) for k in self.kind} == self.kind:
-            self.index, self.used = kept["index"], kept["used"]
+            return {}, 0
+        if {k: kept.get(k) for k in self.kind} != self.kind:
+            return {}, 0
+        return kept["index"], kept["used"]
 
 
 def _key(sample: Sample) -> str:

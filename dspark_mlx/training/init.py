@@ -21,6 +21,8 @@ from ..drafter.save import dense_weight
 from ..errors import UsageError
 from ..target import Target
 
+_FIRST_VOICE = 0.2
+
 
 def spread_taps(layers: int, count: int) -> tuple[int, ...]:
     """``count`` layers from the second to the third last, evenly: DeepSpec's habit."""
@@ -94,11 +96,13 @@ def build_drafter(
     seed: int,
     from_target: bool,
     sample: mx.array | None = None,
+    factors: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Drafter:
     """A drafter borrowing the target's embedding and head, ready to train.
 
     ``sample (B, L)`` is text of the target's, used to measure the norms of its
-    queries and keys, which a Qwen3-type layer normalises away.
+    queries and keys, which a Qwen3-type layer normalises away. ``factors`` are
+    first weights of the sequential head (see ``bigrams``).
     """
     mx.random.seed(seed)
     drafter = Drafter(config)
@@ -106,14 +110,21 @@ def build_drafter(
         drafter.set_draft_vocabulary(mx.array(hot_ids))
     attach_target(drafter, target)
     if drafter.markov_head is not None:
-        # No bias at first: the backbone's logits are better than a random pair table.
+        # Better no bias at first than that of a random table.
         weight = drafter.markov_head.markov_w2.weight
         drafter.markov_head.markov_w2.weight = mx.zeros_like(weight)
+        if factors is not None:
+            drafter.markov_head.markov_w1.weight = mx.array(factors[0])
+            drafter.markov_head.markov_w2.weight = mx.array(factors[1])
     if drafter.confidence_head is not None:
         drafter.confidence_head.proj.weight = mx.zeros_like(drafter.confidence_head.proj.weight)
         drafter.confidence_head.proj.bias = mx.zeros_like(drafter.confidence_head.proj.bias)
     if from_target:
         copy_layers(drafter, target, sample)
+        if factors is not None:
+            # The copied layers are far from their usual input and sure of nonsense at first:
+            # they whisper, and the table is heard.
+            drafter.norm.weight = drafter.norm.weight * _FIRST_VOICE
     mx.eval(drafter.parameters())
     return drafter
 

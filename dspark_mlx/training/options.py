@@ -21,6 +21,7 @@ _COUNTS = (
     "checkpoint_every",
     "tap_count",
 )
+OPTIMIZERS = ("muon", "adamw")
 SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -55,7 +56,10 @@ class TrainOptions:
     anchors: int = 512
     """Most anchors a sequence."""
     max_length: int = 1024
-    lr: float = 6e-4
+    optimizer: str = "muon"
+    muon_lr: float = 0.02
+    """Peak learning rate of the matrices under Muon; ``lr`` is that of everything else."""
+    lr: float = 2e-3
     warmup: int = 50
     schedule: str = "cosine"
     final_lr: float = 0.05
@@ -79,7 +83,7 @@ class TrainOptions:
         for name in ("rank", "warmup", "patience", "weight_decay"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("lr", "clip", "anchor_spacing"):
+        for name in ("lr", "muon_lr", "clip", "anchor_spacing"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise UsageError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.held_out < 1:
@@ -88,18 +92,20 @@ class TrainOptions:
             raise UsageError(f"head must be one of {', '.join(MARKOV_HEADS)}, got {self.head!r}")
         if self.init not in ("target", "random"):
             raise UsageError(f"init must be target or random, got {self.init!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"optimizer must be one of {', '.join(OPTIMIZERS)}")
         if self.schedule not in SCHEDULES:
             raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}")
 
-    def learning_rate(self, step: int) -> float:
-        """At ``step`` (from 0): linear warm-up, then the schedule down to ``final_lr``."""
+    def schedule_share(self, step: int) -> float:
+        """Of the peak learning rate, at ``step`` from 0: warm-up, then down to ``final_lr``."""
         if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
+            return (step + 1) / self.warmup
         done = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
         if self.schedule == "constant":
-            return self.lr
+            return 1.0
         left = (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else 1 - done
-        return self.lr * (self.final_lr + (1 - self.final_lr) * left)
+        return self.final_lr + (1 - self.final_lr) * left
 
     def to_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)
@@ -114,6 +120,7 @@ RESUMABLE = frozenset(
         "patience",
         "accumulate",
         "lr",
+        "muon_lr",
         "final_lr",
         "schedule",
         "anchor_spacing",

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import UsageError
 from ..target import Target
-from . import data, vocab
+from . import bigrams, data, vocab
 from .checkpoint import list_checkpoints, load_checkpoint
 from .features import FeatureCache, FeatureSource, Teacher
 from .init import build_drafter, choose_mask_token, new_config, spread_taps
@@ -81,13 +82,15 @@ def train(
         seed=options.seed,
         from_target=options.init == "target",
         sample=mx.array(max(training[:64], key=len).tokens[None]),
+        factors=None if found else first_factors(options, training, target.vocab_size, hot_ids),
     )
     teacher = Teacher(target, hot_ids)
     teacher.check(target, taps)
     cache = None
     if cache_bytes:
-        where = out / "cache" / f"{group.rank()}"
-        cache = FeatureCache(where, taps, target.hidden_size, cache_bytes)
+        where = out / "cache"
+        limit = cache_bytes // group.size()
+        cache = FeatureCache(where, taps, target.hidden_size, limit, group.rank())
         whole = sum(map(len, samples)) * cache.row_bytes
         tell(
             f"feature cache: at most {cache_bytes / 1e9:.1f} GB in {where}; all of the data would "
@@ -131,6 +134,18 @@ def train(
     if first:
         progress.finish(state)
     return state
+
+
+def first_factors(
+    options: TrainOptions,
+    samples: Sequence[data.Sample],
+    vocab_size: int,
+    hot_ids: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The sequential head's first weights; None where a table alone does not make its bias."""
+    if options.init != "target" or options.head == "rnn" or not options.rank:
+        return None
+    return bigrams.bigram_factors(samples, vocab_size, hot_ids, options.rank)
 
 
 def _silent(*args: Any) -> None:

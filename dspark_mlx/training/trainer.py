@@ -30,6 +30,7 @@ from .blocks import plan_batches
 from .checkpoint import list_checkpoints, load_checkpoint, part, save_checkpoint
 from .data import Sample
 from .loss import Losses
+from .optimizer import RunOptimizer
 from .options import RESUMABLE, TrainOptions
 from .step import MicroBatch, StepComputer, add, prepare, share
 from .validate import Validation, validate, validation_batches
@@ -100,17 +101,13 @@ class Trainer:
         self.drafter: Drafter = computer.drafter
         self.world = 1 if group is None else group.size()
         self.rank = 0 if group is None else group.rank()
-        self.optimizer = optim.AdamW(
-            learning_rate=options.lr,
-            betas=list(options.betas),
-            weight_decay=options.weight_decay,
-            bias_correction=True,
-        )
+        self.optimizer = RunOptimizer(options)
         self.optimizer.init(self.drafter.trainable_parameters())
         self.state = RunState(data=fingerprint(self.train))
         self.held = validation_batches(
             held, options.validate_samples, options.batch_tokens, options.block, 8.0
         )
+        self.lr = 0.0
         self.stop = threading.Event()
         self._ended = False  # what all processes have agreed on
         self._plan: tuple[int, list[list[int]]] | None = None
@@ -174,7 +171,7 @@ class Trainer:
             *shared,
             accepted=1 + sum(by_slot),
             by_slot=by_slot,
-            lr=float(self.optimizer.learning_rate),
+            lr=self.lr,
             gradient_norm=norm,
             tokens=tokens,
             slots=sum(b.slots for b in batches),
@@ -208,14 +205,14 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of the whole run, by the first process."""
+        if self.computer.source.cache is not None:
+            self.computer.source.cache.save()
         if self.rank == 0:
             kept = asdict(self.state) | {"options": self.options.to_dict()}
             kept["drafter"] = self.drafter.config.to_dict()
             save_checkpoint(
                 self.checkpoints, self.drafter, self.optimizer.state, self.hot_ids, kept
             )
-            if self.computer.source.cache is not None:
-                self.computer.source.cache.save()
 
     def export(self) -> None:
         """Write the drafter as it is now, in ``save_dtype``, into ``out``."""
@@ -277,8 +274,7 @@ class Trainer:
                 f"the gradient at step {self.state.step + 1} is no number",
                 "resume with a lower --lr: the last checkpoint is from before this step",
             )
-        self.optimizer.learning_rate = self.options.learning_rate(self.state.step)
-        self.optimizer.update(self.drafter, gradient)
+        self.lr = self.optimizer.update(self.drafter, gradient, self.state.step)
         mx.eval(self.drafter.trainable_parameters(), self.optimizer.state)
         return float(norm.item())
 

@@ -241,3 +241,77 @@ def test_batches_hold_every_sample_once_within_the_limit() -> None:
     batches = plan_batches(samples, 128, np.random.default_rng(1))
     assert sorted(i for b in batches for i in b) == list(range(300))
     assert all(len(b) * max(len(samples[i]) for i in b) <= 128 for b in batches)
+
+
+def test_the_first_table_says_what_follows_what() -> None:
+    from dspark_mlx.training.bigrams import bigram_factors
+    from dspark_mlx.training.data import Sample
+
+    rng = np.random.default_rng(0)
+    follow = rng.permutation(20) + 4  # token t is followed by follow[t - 4], nine times in ten
+    samples = []
+    for _ in range(40):
+        text = [4]
+        for _ in range(60):
+            sure = rng.random() < 0.9
+            text.append(int(follow[text[-1] - 4]) if sure else int(rng.integers(4, 24)))
+        samples.append(Sample(np.array(text, np.int32), 1, "k"))
+    hot = np.arange(4, 24)
+    w1, w2 = bigram_factors(samples, 30, hot, 20)
+    assert w1.shape == (30, 20) and w2.shape == (20, 20)
+    said = hot[(w1 @ w2.T).argmax(-1)]
+    assert np.array_equal(said[4:24], follow)
+    assert np.isfinite(w1).all() and np.isfinite(w2).all()
+    unseen = w1[0]  # shares the row of tokens in general
+    assert np.array_equal(unseen, w1[29])
+
+
+def test_a_full_or_partial_feature_cache_gives_the_same_features(
+    model: Any, corpus: Path, tmp_path: Path
+) -> None:
+    from dspark_mlx.training.data import encode_all, read_records
+    from dspark_mlx.training.features import FeatureCache, FeatureSource, Teacher
+
+    target = Target(model, model_config(model))
+    samples = encode_all(read_records([corpus]), ToyTokenizer(), 100, 96)[:6]
+    teacher = Teacher(target, None)
+    plain = FeatureSource(target, [0], teacher).batch(samples)
+    size = len(samples[0]) * FeatureCache(tmp_path / "x", [0], 32, 0).row_bytes
+
+    for limit in (10 * size, 3 * size):
+        root = tmp_path / str(limit)
+        cache = FeatureCache(root, [0], 32, limit)
+        source = FeatureSource(target, [0], teacher, cache)
+        source.batch(samples[:2])
+        cache.save()
+        again = FeatureSource(target, [0], teacher, FeatureCache(root, [0], 32, limit, 1))
+        assert samples[0] in again.cache and samples[5] not in again.cache
+        for found in (source.batch(samples), again.batch(samples)):
+            assert mx.allclose(found.taps, plain.taps, atol=2e-2).item()
+            assert mx.allclose(found.final, plain.final, atol=2e-2).item()
+            assert mx.allclose(found.log_norm, plain.log_norm, atol=1e-3).item()
+        assert cache.used <= limit
+
+
+def test_muon_takes_the_matrices_and_adamw_the_rest(model: Any) -> None:
+    from dspark_mlx.training.optimizer import is_matrix
+
+    two, one = mx.zeros((2, 2)), mx.zeros((2,))
+    assert is_matrix("layers.0.mlp.up_proj.weight", two) and is_matrix("fc.weight", two)
+    assert not is_matrix("layers.0.input_layernorm.weight", one)
+    assert not is_matrix("markov_head.markov_w1.weight", two)
+    assert not is_matrix("confidence_head.proj.weight", two)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_both_optimizers_resume_exactly(
+    model: Any, corpus: Path, tmp_path: Path, optimizer: str
+) -> None:
+    options = toy_options(optimizer=optimizer, steps=6, checkpoint_every=3, validate_every=10)
+    run(model, corpus, tmp_path / "whole", options)
+    weights = final_weights(tmp_path / "whole")
+    last = list_checkpoints(tmp_path / "whole" / "checkpoints")
+    last[-1].unlink()
+    run(model, corpus, tmp_path / "whole", options)
+    again = final_weights(tmp_path / "whole")
+    assert all(mx.array_equal(weights[k], again[k]).item() for k in weights)
