@@ -84,7 +84,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.policy = policy
         self.cost: CostModel | None = None  # what rounds cost here, for policies made later
-        self.max_rows = 1 if target.factory.unsupported else max_rows
+        self.max_rows = max_rows if target.batches else 1
         self.batch = Batch(target, proposers)
         self.intake = Intake(
             target,

@@ -15,7 +15,9 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from .cache import QuantizedRowsKV, RowsKV
-from .errors import CacheError
+from .errors import CacheError, UsageError
+
+KV_BITS = (2, 3, 4, 5, 6, 8)
 
 
 class Rows:
@@ -113,6 +115,11 @@ class RowsFactory:
         self, model: nn.Module, kv_bits: int | None = None, group_size: int | None = None
     ) -> None:
         self._model = model
+        if kv_bits is not None and kv_bits not in KV_BITS:
+            raise UsageError(
+                f"a KV cache of {kv_bits} bits is not possible",
+                f"choose one of {', '.join(map(str, KV_BITS))}",
+            )
         self._bits = kv_bits
         self._group = group_size
         asked = make_prompt_cache(model)

@@ -18,7 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
-from .errors import ModelError
+from .errors import DsparkError, ModelError
 from .rows import Rows, RowsFactory
 
 EMBEDDING = -1  # the tap that stands for the input of the first layer
@@ -52,6 +52,8 @@ class Target:
         self.num_layers = len(self.layers)
         # Bytes one position of one row takes in the KV cache; known once ``check`` has run.
         self.kv_bytes_per_token = 0.0
+        # Whether rows of different lengths may share a call; ``check`` finds out.
+        self.batches = not self.factory.unsupported
 
     @property
     def weight_bytes(self) -> int:
@@ -108,6 +110,8 @@ class Target:
 
         Compares the logits of one plain call with those of two tapped calls on
         our own cache. Raises ModelError when they differ by more than rounding.
+        A model that is right for one row but not for ragged rows, such as one
+        that broadcasts masks of its own shape, serves one request at a time.
         """
         bad = [i for i in taps if not EMBEDDING <= i < self.num_layers]
         if bad:
@@ -116,21 +120,48 @@ class Target:
             )
         tokens = (mx.arange(12)[None] * 7 + 3) % self.vocab_size
         plain = self.model(tokens).astype(mx.float32)
-        rows = RowsFactory(self.model).make()
-        self.kv_bytes_per_token = self._measure_kv()
-        first, features = self.forward(tokens[:, :9], rows, taps)
-        rows.roll_back([9])
-        second, _ = self.forward(tokens[:, 9:], rows, taps)
-        ours = mx.concatenate([first, second], axis=1).astype(mx.float32)
-        error = mx.max(mx.abs(ours - plain)) / mx.maximum(mx.max(mx.abs(plain)), 1e-6)
-        mx.eval(error, *([] if features is None else [features]))
-        tolerance = 1e-3 if self.dtype == mx.float32 else 0.1
-        if not error.item() <= tolerance:
+        try:
+            self.kv_bytes_per_token = self._measure_kv()
+            rows = RowsFactory(self.model).make()
+            first, features = self.forward(tokens[:, :9], rows, taps)
+            rows.roll_back([9])
+            ragged = self._ragged(rows, tokens)
+            second, _ = self.forward(tokens[:, 9:], rows, taps)
+            mx.eval(first, second, *([] if features is None else [features]))
+        except DsparkError:
+            raise
+        except Exception as error:
+            kind = "KV cache" if self.kv_bits is None else f"KV cache of {self.kv_bits} bits"
             raise ModelError(
-                f"this model's logits change by {error.item():.2g} (relative) when its hidden "
+                f"this model cannot run on our {kind}: {str(error).splitlines()[0]}",
+                "its architecture is not supported; use another model"
+                if self.kv_bits is None
+                else "leave --kv-bits out",
+            ) from error
+        tolerance = 1e-3 if self.dtype == mx.float32 else 0.1
+        error = _difference(mx.concatenate([first, second], axis=1), plain)
+        if not error <= tolerance:
+            raise ModelError(
+                f"this model's logits change by {error:.2g} (relative) when its hidden "
                 "states are read or its cache is replaced",
                 "its architecture is not supported; use another model",
             )
+        together = mx.concatenate([plain[:, 9:12], plain[:, 6:9]])
+        self.batches = ragged is not None and _difference(ragged, together) <= tolerance
+
+    def _ragged(self, rows: Rows, tokens: mx.array) -> mx.array | None:
+        """Logits of three tokens behind 9 and behind 6 in one call; None if it is not possible."""
+        if self.factory.unsupported:
+            return None
+        both, shorter = rows.extract(0), rows.extract(0)
+        shorter.roll_back([6])
+        both.join(shorter)
+        try:
+            logits, _ = self.forward(mx.concatenate([tokens[:, 9:12], tokens[:, 6:9]]), both)
+            mx.eval(logits)
+        except ValueError:  # shapes that do not broadcast
+            return None
+        return logits
 
     def _measure_kv(self) -> float:
         """Bytes a position takes, from a row that holds a few; 0 for caches of another kind."""
@@ -210,6 +241,12 @@ def to_float(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
     model.set_dtype(dtype)
     dequantize_model(model)
     return model
+
+
+def _difference(ours: mx.array, plain: mx.array) -> float:
+    """The largest difference of two arrays of logits, relative to the largest of them."""
+    scale = mx.maximum(mx.max(mx.abs(plain)), 1e-6)
+    return float(mx.max(mx.abs(ours.astype(mx.float32) - plain)) / scale)
 
 
 def _inner(model: nn.Module) -> Any:
