@@ -122,6 +122,8 @@ def encode_chat(
     turns = [dict(m) for m in messages]
     if not turns:
         raise UsageError("a chat needs at least one message")
+    if not all("role" in turn and "content" in turn for turn in turns):
+        raise UsageError("each message needs a role and a content")
     if not getattr(tokenizer, "has_chat_template", tokenizer.chat_template is not None):
         return list(tokenizer.encode("\n\n".join(t["content"] for t in turns)))
     options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": True}
