@@ -81,6 +81,8 @@ class ChatApp(App[None]):
         self._asked_to_load: tuple[Any, ...] = ()
         self.crash = ""
         self.leaving = False
+        self._beat = 0
+        self._painted = True
         self.register_theme(themes.DARK)
         self.register_theme(themes.LIGHT)
         self.theme = self._theme_name(self.settings.theme)
@@ -189,8 +191,12 @@ class ChatApp(App[None]):
             events = self.backend.drain()
         except Exception as error:
             events = [Failed(f"the engine is gone: {error}", "load the model again with F5")]
-        if not events:
+        if not events and self._painted:
             return
+        self._beat += 1
+        # The last events before a pause are always painted in full.
+        beat = self._beat if events else 0
+        self._painted = not events
         for event in events:
             self.live.apply(event)
             if isinstance(event, Failed):
@@ -203,7 +209,7 @@ class ChatApp(App[None]):
             self.chat.tell()
             redraw = getattr(self.screen, "redraw", None)
             if redraw is not None:
-                redraw()
+                redraw(beat)
         except Exception:
             if not self.leaving:  # else the screen is being taken down around us
                 raise

@@ -87,6 +87,13 @@ def _level(canvas: Canvas, value: float | None, top: float, style: str) -> None:
             canvas.dot(x, y, style)
 
 
+def _seen(state: LiveState, width: int, before: int = 0) -> list[Sample]:
+    """The rounds that a time line of ``width`` cells shows, and ``before`` more that count."""
+    wanted = 2 * max(0, width) + before
+    skip = max(0, len(state.samples) - wanted)
+    return list(itertools.islice(state.samples, skip, None))
+
+
 def _rolling(
     samples: Sequence[Sample], value: Callable[[Sample], tuple[float, float]], span: int
 ) -> list[float | None]:
@@ -104,7 +111,7 @@ def _rolling(
 
 def speed(state: LiveState, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    samples = list(state.samples)
+    samples = _seen(state, width, 8)
     rate = _rolling(samples, lambda s: (s.tokens, s.round_seconds), 8)
     baseline = state.baseline
     highest = max([r for r in rate if r is not None] + [baseline or 0.0])
@@ -125,7 +132,7 @@ def speed(state: LiveState, width: int, height: int) -> Canvas:
 
 def acceptance(state: LiveState, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    rate = _rolling(list(state.samples), lambda s: (s.kept, s.verified), 16)
+    rate = _rolling(_seen(state, width, 16), lambda s: (s.kept, s.verified), 16)
     _title(canvas, "acceptance", percent(state.acceptance))
     _axis(canvas, "100%", "0%")
     _lines(canvas, [(rate, "draft")], 1.0)
@@ -135,7 +142,7 @@ def acceptance(state: LiveState, width: int, height: int) -> Canvas:
 def cuts_over_time(state: LiveState, width: int, height: int) -> Canvas:
     """Where each draft was cut, and how much of it was accepted."""
     canvas = Canvas(width, height)
-    samples = list(state.samples)
+    samples = _seen(state, width, 4)
     last = samples[-1] if samples else None
     value = f"{last.scheduled:.1f} {last.accepted:.1f} of {state.block}" if last else "-"
     _title(canvas, "draft length", value, [("cut", "predicted"), ("kept", "draft")])
@@ -154,7 +161,7 @@ def cuts_over_time(state: LiveState, width: int, height: int) -> Canvas:
 
 def accepted_length(state: LiveState, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    rate = _rolling(list(state.samples), lambda s: (s.tokens, float(s.rows)), 8)
+    rate = _rolling(_seen(state, width, 8), lambda s: (s.tokens, float(s.rows)), 8)
     _title(canvas, "tokens a round", number(state.per_round, 2))
     top = float(state.block + 1)
     _axis(canvas, f"{top:g}")
@@ -205,7 +212,7 @@ def by_position(state: LiveState, width: int, height: int) -> Canvas:
 
 def step_time(state: LiveState, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    samples = list(state.samples)[-2 * max(1, width) :]
+    samples = _seen(state, width)
     real = [s.round_seconds * 1000 for s in samples]
     guess = [s.predicted_seconds * 1000 if s.predicted_seconds else None for s in samples]
     known = sorted(real + [g for g in guess if g is not None])
@@ -223,7 +230,7 @@ def slowdown(state: LiveState, width: int, height: int) -> Canvas:
     _title(
         canvas, "slowdown", f"×{load.slowdown_fast:.2f} · {load.active} active {load.queued} queued"
     )
-    samples = list(state.samples)
+    samples = _seen(state, width)
     top = nice_ceiling(max([2.0] + [s.slowdown for s in samples]))
     _axis(canvas, f"×{top:g}")
     _level(canvas, 1.0, top, "plain")

@@ -73,6 +73,8 @@ class ChatScreen(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._tabs = TabBar()
+        self._box = Horizontal(id="panes")
         self._current = 0
         self._split = False
         self._dirty: set[int] = set()  # ids of conversations with an unsaved draft
@@ -83,11 +85,15 @@ class ChatScreen(Screen[None]):
         return cast("ChatApp", self.app)
 
     def compose(self) -> ComposeResult:
-        yield TabBar()
+        # Kept at hand: they are wanted many times a second, and a query walks every widget.
+        live = self.chat.live
+        yield self._tabs
         with Horizontal(id="body"):
-            yield Horizontal(id="panes")
-            yield LivePanel(self.chat.live)
-        yield Chart(lambda w, h: charts.status_line(self.chat.live, w, h), classes="status")
+            yield self._box
+            self._panel = LivePanel(live)
+            yield self._panel
+        self._status = Chart(lambda w, h: charts.status_line(live, w, h), classes="status")
+        yield self._status
         yield Footer(compact=True)
 
     async def on_mount(self) -> None:
@@ -101,7 +107,7 @@ class ChatScreen(Screen[None]):
 
     @property
     def panes(self) -> list[Pane]:
-        return list(self.query(Pane))
+        return [child for child in self._box.children if isinstance(child, Pane)]
 
     @property
     def pane(self) -> Pane:
@@ -118,7 +124,7 @@ class ChatScreen(Screen[None]):
         app = self.chat
         pane = Pane(conversation, app.live, app.settings.token_colours, _WELCOME, app.inputs)
         empty = [p for p in self.panes if not p.conversation.messages and not p.prompt.text.strip()]
-        await self.query_one("#panes").mount(pane)
+        await self._box.mount(pane)
         if conversation.messages or conversation.draft:
             for old in empty:  # a chat never begun is not worth a tab
                 await old.remove()
@@ -157,7 +163,7 @@ class ChatScreen(Screen[None]):
             Tab(pane.conversation.name, index == self._current, bool(pane.conversation.active))
             for index, pane in enumerate(self.panes)
         )
-        self.query_one(TabBar).show(tabs, self.engine_note())
+        self._tabs.show(tabs, self.engine_note())
 
     def engine_note(self) -> str:
         live = self.chat.live
@@ -223,16 +229,20 @@ class ChatScreen(Screen[None]):
             panes = self.panes
         return panes
 
-    def redraw(self) -> None:
-        """The charts that are on the screen, after new events."""
+    def redraw(self, beat: int = 0) -> None:
+        """The charts that are on the screen, after new events.
+
+        The eye reads text faster than charts: text follows every beat, the
+        strip every second and the panel every third one.
+        """
         self.tell()
-        self.query_one(".status", Chart).redraw()
-        panel = self.query_one(LivePanel)
-        if panel.display:
-            panel.redraw()
-        for pane in self.panes:
-            if pane.display:
-                pane.redraw()
+        if beat % 2 == 0:
+            self._status.redraw()
+            for pane in self.panes:
+                if pane.display:
+                    pane.redraw()
+        if beat % 3 == 0 and self._panel.display:
+            self._panel.redraw()
 
     # Saving
 

@@ -57,6 +57,7 @@ class MonitorScreen(Screen[None]):
         yield self._chart(charts.status_line, "status")
         yield Footer(compact=True)
 
-    def redraw(self) -> None:
-        for chart in self.query(Chart):
-            chart.redraw()
+    def redraw(self, beat: int = 0) -> None:
+        if beat % 3 == 0:
+            for chart in self.query(Chart):
+                chart.redraw()

@@ -16,10 +16,12 @@ class LivePanel(VerticalScroll, can_focus=False):
     def __init__(self, live: LiveState) -> None:
         super().__init__()
         self._live = live
+        self._charts: list[Chart] = []
 
     def _chart(self, draw: charts.Draw, height: int) -> Chart:
         chart = Chart(lambda w, h: draw(self._live, w, h))
         chart.styles.height = height
+        self._charts.append(chart)
         return chart
 
     def compose(self) -> ComposeResult:
@@ -36,5 +38,5 @@ class LivePanel(VerticalScroll, can_focus=False):
         yield self._chart(charts.acceptance, 5)
 
     def redraw(self) -> None:
-        for chart in self.query(Chart):
+        for chart in self._charts:
             chart.redraw()

@@ -16,7 +16,7 @@ from textual.containers import Vertical
 from textual.widgets import Markdown
 
 _SHARE = 0.25  # of one core that rendering may take
-_BEAT = 0.08  # seconds between two writes at least
+_BEAT = 0.12  # seconds between two writes at least
 _LONG = 4000  # characters without a line end that make a paragraph of their own
 
 
@@ -74,11 +74,11 @@ class GrowingMarkdown(Vertical):
             piece, self._pending = _split_long(self._pending, self._line)
             full = self._line + len(piece) > _LONG and "\n" not in piece and not self._fenced
             started = time.perf_counter()
-            if full or not self.query(Block):
+            if full or not self.query_children(Block):
                 # Mounted empty: Markdown can only grow by what it parsed in append() itself.
                 await self.mount(Block())
                 self._line = 0
-            await self.query(Block).last().append(piece)
+            await self.query_children(Block).last().append(piece)
             end = piece.rfind("\n")
             self._line = len(piece) - end - 1 if end >= 0 else self._line + len(piece)
             if piece.count("```") % 2:

@@ -62,6 +62,7 @@ class MessageView(Vertical, can_focus=True):
         self._open = False
         self._code = 0
         self._parts = Parts("", "")
+        self._said: dict[str, str] = {}  # what the small lines show
 
     def compose(self) -> ComposeResult:
         yield Static("", classes="head", markup=False)
@@ -125,40 +126,46 @@ class MessageView(Vertical, can_focus=True):
             head += f"  {waiting}" if waiting else "  writing…"
         elif line := stats_line(message.stats):
             head += f"  {line}"
-        self.query_one(".head", Static).update(head)
+        self._say(".head", head)
         notes = {
             "stopped": "■ Stopped.",
             "length": "■ Cut at the token limit (max tokens or context).",
             "interrupted": "■ The program ended while this was written. R writes it again.",
             "error": f"✗ {clean(message.note)}",
         }
-        note = self.query_one(".note", Static)
-        text = notes.get(message.state, "")
-        note.update(text)
-        note.display = bool(text)
+        note = self._say(".note", notes.get(message.state, ""))
+        note.display = message.state in notes
         note.set_class(message.state == "error", "error")
 
+    def _say(self, selector: str, text: str) -> Static:
+        """Put ``text`` into a line; only a change, as every update lays the screen out again."""
+        line = self.query_children(selector).first(Static)
+        if self._said.get(selector) != text:
+            self._said[selector] = text
+            line.update(text)
+        return line
+
     def _show_thought(self) -> None:
-        thought, parts = self.query_one(".thought", Static), self._parts
-        fold = self.query_one(Fold)
+        thought, parts = self.query_children(".thought").first(Static), self._parts
+        fold = self.query_children(Fold).first()
         fold.display = bool(parts.thinking) and not self._origin
         thought.display = fold.display and self._open
         if not fold.display:
             return
         words = len(parts.thinking.split())
         state = "Thinking…" if parts.thinking_open and self.message.streaming else "Thought"
-        fold.update(f"{'▾' if self._open else '▸'} {state} ({words:,} words)")
+        self._say(".fold", f"{'▾' if self._open else '▸'} {state} ({words:,} words)")
         if thought.display:
-            thought.update(parts.thinking)
+            self._say(".thought", parts.thinking)
 
     def _show_answer(self) -> None:
         # Deferred: parsing and highlighting are a third of the app's start.
         from .markdown import GrowingMarkdown
 
         answer = self._parts.answer
-        for view in self.query(TokenText):
+        for view in self.query_children(TokenText):
             view.remove()
-        body = next(iter(self.query(GrowingMarkdown)), None)
+        body = next(iter(self.query_children(GrowingMarkdown)), None)
         if body is not None and self._fed > len(answer):  # what was shown became a thought
             body.remove()
             body = None
@@ -166,18 +173,18 @@ class MessageView(Vertical, can_focus=True):
             if not answer:
                 return
             body = GrowingMarkdown(answer)
-            self.mount(body, before=self.query_one(".note"))
+            self.mount(body, before=self.query_children(".note").first())
         elif len(answer) > self._fed:
             body.feed(answer[self._fed :])
         self._fed = len(answer)
 
     def _show_tokens(self) -> None:
-        for body in self.query(".answer"):
+        for body in self.query_children(".answer"):
             body.remove()
         self._fed = 0
-        view = next(iter(self.query(TokenText)), None)
+        view = next(iter(self.query_children(TokenText)), None)
         if view is None:
-            self.mount(TokenText(self.message.spans), before=self.query_one(".note"))
+            self.mount(TokenText(self.message.spans), before=self.query_children(".note").first())
         else:
             view.extend(self.message.spans)
 

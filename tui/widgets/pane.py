@@ -18,7 +18,7 @@ from .chart import Chart
 from .message import MessageView
 from .prompt import Prompt
 
-SHOWN = 40  # messages put on the screen at once; older ones on demand
+SHOWN = 24  # messages put on the screen at once; older ones on demand
 
 
 class Transcript(VerticalScroll, can_focus=False):
@@ -88,12 +88,13 @@ class Pane(Vertical):
         self._inputs = inputs
         self._from = max(0, len(conversation.messages) - SHOWN)
         self._last_request: str | None = None
+        self._strip = Chart(self._draw_strip, classes="strip")
 
     def compose(self) -> ComposeResult:
         with Transcript():
             yield Earlier("", markup=False)
             yield Static(self._welcome, classes="welcome", markup=False)
-        yield Chart(self._draw_strip, classes="strip")
+        yield self._strip
         yield Static("", classes="editing", markup=False)
         yield Prompt(self.inputs)
 
@@ -124,11 +125,14 @@ class Pane(Vertical):
 
     @property
     def views(self) -> list[MessageView]:
-        return list(self.query(MessageView))
+        return [
+            child for child in self.query_one(Transcript).children if isinstance(child, MessageView)
+        ]
 
     def view_of_reply(self) -> MessageView | None:
-        views = self.views
-        return views[-1] if views and views[-1].message.role == "assistant" else None
+        children = self.query_one(Transcript).children
+        last = children[-1] if children else None
+        return last if isinstance(last, MessageView) and last.message.role == "assistant" else None
 
     # Following the conversation
 
@@ -187,9 +191,7 @@ class Pane(Vertical):
         return strip.draw(request, width, height)
 
     def redraw(self) -> None:
-        for chart in self.query(Chart):
-            if chart.display:
-                chart.redraw()
+        self._strip.redraw()
 
     # Editing an earlier message
 

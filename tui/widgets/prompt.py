@@ -7,7 +7,9 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding
+from textual.geometry import Region
 from textual.message import Message
+from textual.strip import Strip
 from textual.widgets import TextArea
 
 from ..text import clean
@@ -98,6 +100,13 @@ class Prompt(TextArea):
         """Replace all of the text; the cursor goes to its end."""
         self.load_text(text)
         self.move_cursor(self.document.end)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        try:
+            return super().render_lines(crop)
+        except KeyError:
+            # Mounted below a dialog a moment ago: painted before its styles were found.
+            return [Strip.blank(crop.width)] * crop.height
 
     async def _on_paste(self, event: events.Paste) -> None:
         # Control codes in a paste would be sent to the model and shown as garbage.
