@@ -16,6 +16,9 @@ import mlx.core as mx
 from .propose import Proposer
 from .rows import Rows
 
+# A state is cut rather than copied when it loses less than this part of what is kept.
+LOSS_SHARE = 8
+
 
 @dataclass
 class Prefix:
@@ -76,8 +79,8 @@ class PrefixStore:
                 best, most = entry, usable
         if best is None:
             return None
-        # Leave the state to its own conversation when most of it is not ours.
-        if most * 2 >= len(best.tokens):
+        # Leave the state to its own conversation, unless what would be lost of it is little.
+        if (len(best.tokens) - most) * LOSS_SHARE <= most:
             self._entries.remove(best)
         else:
             best = Prefix(best.tokens, best.rows.extract(0), best.method, _copy(best.draft))
