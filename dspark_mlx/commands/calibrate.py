@@ -15,33 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .eval import default_prompts, follow, temperatures
+from .eval import follow
 from .options import add_model_flags, load_options
-from .rounds import Round, make_engine, play, positions, read_prompts
+from .rounds import Round, add_prompt_flags, make_engine, play, positions, prompts_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, decoding=False)
-    parser.set_defaults(method="dspark", schedule="fixed", profile=False)
-    add = parser.add_argument
-    add(
-        "--data",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="jsonl of prompts the drafter was not trained on (default: a small set of our own)",
-    )
-    add("--prompts", type=int, default=24, metavar="N", help="of each domain (default %(default)s)")
-    add(
-        "--temps",
-        type=temperatures,
-        default=(0.0, 0.7, 1.0),
-        metavar="T,T",
-        help="temperatures (default 0,0.7,1.0)",
-    )
-    add("--max-tokens", type=int, default=128, metavar="N", help="a reply (default %(default)s)")
-    add("--seed", type=int, default=1, metavar="N")
-    add("--json", action="store_true", help="print the result as JSON")
+    add_prompt_flags(parser, prompts=24)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "calibrate needs --drafter DIR, a folder it can write calibration.json into"
         )
-    prompts = read_prompts(args.data or [default_prompts()], args.prompts)
-    engine, pair = make_engine(load_options(args), calibrated=False)
+    prompts = prompts_of(args)
+    engine, pair = make_engine(load_options(args), calibrated=False, rows=args.rows)
     block = pair.drafter.block_size
     halves = [
         play(engine, prompts[half::2], args.temps, args.max_tokens, seed=args.seed, on_reply=follow)

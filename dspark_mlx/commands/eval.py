@@ -10,59 +10,29 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from .options import add_model_flags, load_options
-from .rounds import Round, accepted_length, make_engine, play, positions, read_prompts
+from .rounds import (
+    Round,
+    accepted_length,
+    add_prompt_flags,
+    make_engine,
+    play,
+    positions,
+    prompts_of,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, decoding=False)
-    parser.set_defaults(method="dspark", schedule="fixed", profile=False)
-    add = parser.add_argument
-    add(
-        "--data",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="jsonl of held-out prompts, with a domain each (default: a small set of our own)",
-    )
-    add("--prompts", type=int, default=8, metavar="N", help="of each domain (default %(default)s)")
-    add(
-        "--temps",
-        type=temperatures,
-        default=(0.0, 0.7, 1.0),
-        metavar="T,T",
-        help="temperatures (default 0,0.7,1.0)",
-    )
-    add("--max-tokens", type=int, default=128, metavar="N", help="a reply (default %(default)s)")
-    add("--seed", type=int, default=0, metavar="N")
-    add("--json", action="store_true", help="print the results as JSON")
-
-
-def temperatures(text: str) -> tuple[float, ...]:
-    """Of the flag: ``0,0.7``."""
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list like 0,0.7") from None
-    if not all(0 <= value < 100 for value in values):
-        raise argparse.ArgumentTypeError("temperatures must not be negative")
-    return values
-
-
-def default_prompts() -> Path:
-    return Path(str(resources.files("dspark_mlx"))) / "data" / "prompts.jsonl"
+    add_prompt_flags(parser, prompts=8)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.prompts < 1 or args.max_tokens < 1:
-        raise UsageError("--prompts and --max-tokens must be at least 1")
-    prompts = read_prompts(args.data or [default_prompts()], args.prompts)
-    engine, pair = make_engine(load_options(args), calibrated=True)
+    prompts = prompts_of(args)
+    engine, pair = make_engine(load_options(args), calibrated=True, rows=args.rows)
     rounds = play(engine, prompts, args.temps, args.max_tokens, seed=args.seed, on_reply=follow)
     result = summary(rounds, pair.drafter.block_size)
     result |= {"model": args.model, "prompts": len(prompts), "max_tokens": args.max_tokens}

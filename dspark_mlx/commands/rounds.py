@@ -6,8 +6,11 @@ ones before it stood.
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ from ..request import Request, SamplingParams
 if TYPE_CHECKING:
     from ..loading import LoadOptions
 
-ROWS = 4  # replies decoded together
+ROWS = 8  # replies decoded together
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,62 @@ class Round:
     committed: int
 
 
-def read_prompts(files: Sequence[Path], most: int) -> list[Prompt]:
-    """The first ``most`` prompts of every domain, domains in turn."""
+def add_prompt_flags(parser: argparse.ArgumentParser, prompts: int) -> None:
+    """Which prompts to answer, and how."""
+    add = parser.add_argument
+    add(
+        "--data",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="jsonl of prompts the drafter was not trained on (default: a small set of our own)",
+    )
+    add("--prompts", type=int, default=prompts, metavar="N", help="a domain (default %(default)s)")
+    add("--skip", type=int, default=0, metavar="N", help="leave out the first N of each domain")
+    add(
+        "--temps",
+        type=temperatures,
+        default=(0.0, 0.7, 1.0),
+        metavar="T,T",
+        help="temperatures (default 0,0.7,1.0)",
+    )
+    add("--max-tokens", type=int, default=128, metavar="N", help="a reply (default %(default)s)")
+    add("--rows", type=int, default=ROWS, metavar="N", help="replies together (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N")
+    add("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(method="dspark", schedule="fixed", profile=False)
+
+
+def prompts_of(args: argparse.Namespace) -> list[Prompt]:
+    """What the flags ask for. Raises UsageError where that is nothing."""
+    for name in ("prompts", "max_tokens", "rows"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+    if args.skip < 0:
+        raise UsageError("--skip must not be negative")
+    found = read_prompts(args.data or [default_prompts()], args.prompts, args.skip)
+    if not found:
+        raise UsageError(f"no prompts are left behind the first {args.skip} of each domain")
+    return found
+
+
+def default_prompts() -> Path:
+    return Path(str(resources.files("dspark_mlx"))) / "data" / "prompts.jsonl"
+
+
+def temperatures(text: str) -> tuple[float, ...]:
+    """Of a flag: ``0,0.7``."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list like 0,0.7") from None
+    if not all(0 <= value < 100 for value in values):
+        raise argparse.ArgumentTypeError("temperatures must not be negative")
+    return values
+
+
+def read_prompts(files: Sequence[Path], most: int, skip: int = 0) -> list[Prompt]:
+    """``most`` prompts of every domain, behind the first ``skip``; domains in turn."""
     from ..training.data import read_records
 
     groups: dict[str, list[Prompt]] = {}
@@ -51,16 +108,15 @@ def read_prompts(files: Sequence[Path], most: int) -> list[Prompt]:
         if not record.messages:
             raise UsageError("plain text is no prompt", "use prompt, messages or turns")
         group = groups.setdefault(record.domain, [])
-        if len(group) < most:
+        if len(group) < skip + most:
             group.append(Prompt(record.messages, record.domain))
+    groups = {name: group[skip:] for name, group in groups.items()}
     longest = max(map(len, groups.values()), default=0)
     return [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
 
 
 def make_engine(options: LoadOptions, *, calibrated: bool, rows: int = ROWS) -> tuple[Any, Any]:
     """An engine that verifies whole drafts, and its pair. Without calibration unless asked."""
-    import dataclasses
-
     from ..loading import load_pair, new_engine
     from ..registry import Registry
     from ..schedule import Fixed

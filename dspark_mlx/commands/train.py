@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .eval import temperatures
 from .progress import ProgressLine
+from .rounds import temperatures
 
 if TYPE_CHECKING:
     from ..loading import Pair
