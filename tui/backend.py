@@ -242,6 +242,11 @@ class ReplayBackend:
         ]
         self._tracks.append(_Track(body, f"{prefix}*"))
 
+    def length_of_reply(self, number: int) -> float:
+        """Seconds that a recorded reply takes at its own pace."""
+        reply = self._replies[number % len(self._replies)]
+        return reply[-1][0] - reply[0][0]
+
     def submit(self, request: Request) -> None:
         reply = self._replies[self._next_reply % len(self._replies)]
         self._next_reply += 1

@@ -92,7 +92,7 @@ class Conversation:
             method=settings.method,  # type: ignore[arg-type]
             thinking=settings.think,
         )
-        self.open_reply(request_id, settings.think is True)
+        self.open_reply(request_id, settings.think is not False)
         return request
 
     def open_reply(self, request_id: str, expects_thinking: bool = False) -> Message:

@@ -76,9 +76,9 @@ def split_thinking(text: str, expected: bool = False) -> Parts:
     """The thought and the answer of a reply.
 
     A thought is only what stands at the very start, so that a ``<think>``
-    quoted in an answer stays in it. With ``expected`` (thinking was asked for,
-    and the chat template may have opened the thought itself) a closing tag on
-    a line of its own ends a thought that was never opened in the text.
+    quoted in an answer stays in it. With ``expected`` (thinking was not
+    refused, and the chat template may have opened the thought itself) a closing
+    tag on a line of its own ends a thought that was never opened in the text.
     """
     opened = _OPEN.match(text)
     if opened:
@@ -86,7 +86,7 @@ def split_thinking(text: str, expected: bool = False) -> Parts:
         if closed is None:
             return Parts(text[opened.end() :], "", True)
         return Parts(text[opened.end() : closed.start()].rstrip(), text[closed.end() :])
-    if expected and (closed := _LINE_CLOSE.search(text)):
+    if expected and (closed := _LINE_CLOSE.search(text)) and "<think" not in text[: closed.start()]:
         return Parts(text[: closed.start()].rstrip(), text[closed.end() :])
     if "<thinking>".startswith(text.strip()) and text.strip():
         return Parts("", "", True)  # the tag may still be arriving

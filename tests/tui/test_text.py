@@ -53,6 +53,8 @@ def test_a_thought_opened_by_the_template_ends_at_its_tag() -> None:
     parts = split_thinking("hm hm\n</think>\n\nAnswer", expected=True)
     assert (parts.thinking, parts.answer) == ("hm hm", "Answer")
     assert split_thinking("hm hm\n</think>\n\nAnswer").thinking == ""
+    pair = "Tags:\n```\n<think>\n</think>\n```\n"
+    assert split_thinking(pair, expected=True).answer == pair
 
 
 def test_code_blocks_are_found_in_order_also_unfinished_ones() -> None:

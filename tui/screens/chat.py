@@ -68,7 +68,7 @@ class ChatScreen(Screen[None]):
         ),
         Binding("f9", "close", "Close chat", id="chat.close", show=False),
     ]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide"), (170, "-huge")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (112, "-wide"), (170, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (22, "-medium"), (34, "-tall")]  # noqa: RUF012
 
     def __init__(self) -> None:

@@ -1,13 +1,14 @@
 """Markdown that grows: written in joined pieces, paced so that it never takes the machine.
 
 ``feed`` may be called for every token. Pieces are joined and written when the
-last write is over and has been paid off: rendering gets at most a quarter of
+last write is over and has been paid off: rendering gets at most a fifth of
 one core, so a long reply slows its own display rather than the generation.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from functools import lru_cache
 
@@ -15,7 +16,7 @@ from markdown_it import MarkdownIt
 from textual.containers import Vertical
 from textual.widgets import Markdown
 
-_SHARE = 0.25  # of one core that rendering may take
+_SHARE = 0.2  # of one core that rendering may take
 _BEAT = 0.12  # seconds between two writes at least
 _LONG = 4000  # characters without a line end that make a paragraph of their own
 
@@ -83,8 +84,16 @@ class GrowingMarkdown(Vertical):
             self._line = len(piece) - end - 1 if end >= 0 else self._line + len(piece)
             if piece.count("```") % 2:
                 self._fenced = not self._fenced
+            await self._painted()
             cost = time.perf_counter() - started
             await asyncio.sleep(max(_BEAT, cost * (1 / _SHARE - 1)))
+
+    async def _painted(self) -> None:
+        """Wait until the screen was laid out again, the dearest part of a write."""
+        done = asyncio.Event()
+        self.call_after_refresh(done.set)
+        with contextlib.suppress(TimeoutError):  # a hidden pane is never painted
+            await asyncio.wait_for(done.wait(), 1.0)
 
 
 def _split_long(text: str, before: int = 0) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from textual.widgets import Static
 from ..conversation import Span as TokenSpan
 from ..text import Cleaner
 
-PART = 160  # tokens; a part ends at the first line end after so many, or at three times that
+PART = 160  # tokens; a part ends at the first line end after so many, or at thrice that
 
 
 class TokenText(Vertical):
@@ -57,10 +57,13 @@ class TokenText(Vertical):
 
     def _add(self, spans: Sequence[TokenSpan]) -> None:
         for text, origin, confidence in spans:
-            part = self._parts[-1]
-            part.append((self._cleaner.feed(text), origin, confidence))
+            part, shown = self._parts[-1], self._cleaner.feed(text)
+            if len(part) >= PART and shown.startswith("\n"):
+                self._parts.append(part := [])
+                shown = shown[1:]  # the new part starts a line anyway
+            part.append((shown, origin, confidence))
             self._changed.add(len(self._parts) - 1)
-            if (len(part) > PART and "\n" in text) or len(part) > 3 * PART:
+            if (len(part) > PART and shown.endswith("\n")) or len(part) > 3 * PART:
                 self._parts.append([])
 
     def _show(self) -> None:
