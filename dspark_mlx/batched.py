@@ -16,7 +16,7 @@ from .engine import Engine
 from .errors import ModelError, UsageError
 from .events import Finished, StepDone
 from .request import Method, Request, SamplingParams
-from .session import Session, refuse_max_kv_size, refuse_two
+from .session import Session, refuse_max_kv_size, refuse_two, wrapped
 
 
 def batch_generate(
@@ -49,8 +49,9 @@ def batch_generate(
         raise UsageError("prompt_caches are not supported here", "use stream_generate for chats")
     refuse_max_kv_size(max_kv_size)
     refuse_two(sampler, sampling)
+    tokenizer = wrapped(tokenizer)
     session = Session.of(model, tokenizer).variant(draft_model, kv_bits)
-    engine = session.engine(schedule, method, prefill_chunk=512, max_rows=max_rows)
+    engine = session.engine(tokenizer, schedule, method, prefill_chunk=512, max_rows=max_rows)
     n = len(prompts)
     limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
     params = sampling or SamplingParams()

@@ -17,7 +17,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.sample_utils import greedy_sampler
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .batched import batch_generate
 from .drafter.model import Drafter
@@ -27,7 +26,7 @@ from .events import Event, Finished, Prefill, StepDone
 from .loading import LoadOptions, load_pair, measure, new_engine
 from .registry import Registry
 from .request import Cuts, Method, Request, SamplingParams
-from .session import PromptCache, Session, refuse_max_kv_size, refuse_two
+from .session import PromptCache, Session, refuse_max_kv_size, refuse_two, wrapped
 from .text import encode_text
 
 _ids = itertools.count()
@@ -164,14 +163,15 @@ def stream_generate(
             "make one with dspark_mlx.make_prompt_cache",
         )
     refuse_two(sampler, sampling)
-    if not isinstance(tokenizer, TokenizerWrapper) and not hasattr(tokenizer, "eos_token_ids"):
-        tokenizer = TokenizerWrapper(tokenizer)
+    tokenizer = wrapped(tokenizer)
     session = Session.of(model, tokenizer).variant(draft_model, kv_bits, kv_group_size)
-    engine = session.engine(schedule, method, prefill_chunk=prefill_step_size, cache=prompt_cache)
+    engine = session.engine(
+        tokenizer, schedule, method, prefill_chunk=prefill_step_size, cache=prompt_cache
+    )
     if isinstance(prompt, str):
         ids = encode_text(tokenizer, prompt)
     else:
-        ids = [int(t) for t in (prompt.tolist() if isinstance(prompt, mx.array) else prompt)]
+        ids = list(prompt.tolist() if isinstance(prompt, mx.array) else prompt)
     if prompt_cache is not None:
         ids = [*prompt_cache.tokens, *ids]
     request = Request(
@@ -225,9 +225,12 @@ def _stream(
     cache: PromptCache | None,
 ) -> Generator[GenerationResponse, None, None]:
     engine.submit(request)
-    prompt_tokens = len(request.tokens or ())
-    clock = _Rates(prompt_tokens)
     text: list[int] = list(request.tokens or ())
+    before = len(cache.tokens) if cache is not None else 0
+    prompt_tokens = len(text) - before
+    clock = _Rates(len(text))
+    if progress is not None:
+        progress(0, prompt_tokens)
     try:
         while engine.active:
             events = engine.step()
@@ -239,10 +242,12 @@ def _stream(
                     on_event(event)
                 if isinstance(event, Prefill):
                     clock.prefilled(event)
-                    if progress is not None:
-                        progress(event.done, event.total)
+                    if progress is not None and event.done > before:
+                        progress(event.done - before, prompt_tokens)
                 if not isinstance(event, StepDone):
                     continue
+                if progress is not None and len(text) == before + prompt_tokens:
+                    progress(prompt_tokens, prompt_tokens)
                 logits = engine.logits_of(request.id)
                 row = event.rows[0]
                 for k, token in enumerate(row.tokens):
@@ -255,8 +260,8 @@ def _stream(
                         logprobs=one - mx.logsumexp(one, keepdims=True),
                         from_draft=token.origin == "draft",
                         prompt_tokens=prompt_tokens,
-                        generation_tokens=len(text) - prompt_tokens,
-                        **clock.rates(len(text) - prompt_tokens),
+                        generation_tokens=len(text) - before - prompt_tokens,
+                        **clock.rates(len(text) - before - prompt_tokens),
                         peak_memory=event.memory.peak / 1e9,
                         finish_reason=ending.reason if last and ending else None,
                         drafted=len(row.drafted),

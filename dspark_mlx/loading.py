@@ -26,7 +26,7 @@ from .events import CostTable, Loaded, Loading, Notice
 from .profiling import load_or_profile
 from .propose import DSparkProposer, LookupProposer, Proposer
 from .registry import ModelEntry, Registry
-from .request import Method
+from .request import METHODS, Method
 from .schedule import CostModel, Off, make_policy
 from .schedule.load import LoadMonitor
 from .schedule.load_probe import probe
@@ -225,6 +225,8 @@ def choose_method(
     target: Target, drafter: Drafter | None, asked: Method, why_no_drafter: str
 ) -> tuple[str, str]:
     """What ``asked`` means for this pair, and why. Raises UsageError where it cannot be had."""
+    if asked not in METHODS:
+        raise UsageError(f"no method named {asked!r}", f"choose one of {', '.join(METHODS)}")
     unsupported = ", ".join(target.factory.unsupported)
     if unsupported and asked in ("dspark", "lookup"):
         raise UsageError(

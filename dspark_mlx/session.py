@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerBase
 
 from .drafter.load import load_drafter
 from .drafter.model import Drafter
@@ -92,6 +94,7 @@ class Session:
 
     def engine(
         self,
+        tokenizer: Any,
         schedule: str,
         method: Method,
         *,
@@ -109,7 +112,7 @@ class Session:
             policy = self._policies[schedule] = make_policy(schedule, cost=self.cost)
         engine = Engine(
             pair.target,
-            pair.tokenizer,
+            tokenizer,
             pair.proposers(),
             policy,
             default_method=chosen,
@@ -123,6 +126,13 @@ class Session:
             engine.intake.prefixes.put(cache.prefix)
             cache.prefix = None
         return engine
+
+
+def wrapped(tokenizer: Any) -> Any:
+    """mlx-lm's wrapper around a plain Hugging Face tokenizer; others as they are."""
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return TokenizerWrapper(tokenizer)
+    return tokenizer
 
 
 def refuse_two(sampler: object, sampling: object) -> None:
