@@ -62,6 +62,7 @@ class MessageView(Vertical, can_focus=True):
         self._open = False
         self._code = 0
         self._parts = Parts("", "")
+        self._composed = False
         self._said: dict[str, str] = {}  # what the small lines show
 
     def compose(self) -> ComposeResult:
@@ -75,6 +76,7 @@ class MessageView(Vertical, can_focus=True):
         yield Static("", classes="note", markup=False)
 
     def on_mount(self) -> None:
+        self._composed = True
         if self.message.role == "user":
             self._show_user()
         else:
@@ -101,7 +103,7 @@ class MessageView(Vertical, can_focus=True):
 
     def refresh_message(self, waiting: str = "") -> None:
         """Bring the screen up to the message's present text and state."""
-        if self.message.role == "user" or not self.is_mounted:
+        if self.message.role == "user" or not self._composed:
             return
         message = self.message
         if len(message.text) > self._taken:
