@@ -228,10 +228,11 @@ def from_json(line: str) -> Event:
     Raises ValueError for a line that is not an event.
     """
     data = json.loads(line)
-    if not isinstance(data, dict) or data.get("event") not in KINDS:
+    kind = data.get("event") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"not a dspark event: {line[:80]!r}")
     try:
-        return typing.cast(Event, _build(KINDS[data["event"]], data))
+        return typing.cast(Event, _build(KINDS[kind], data))
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not a dspark event: {error}") from error
 

@@ -45,15 +45,15 @@ def read_trace(path: str | Path) -> Iterator[Event]:
     is left out.
     """
     try:
-        with Path(path).open(encoding="utf-8") as file:
+        with Path(path).open("rb") as file:  # a cut may lie inside a character
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
                 try:
-                    yield from_json(line)
+                    yield from_json(line.decode("utf-8"))
                 except ValueError as error:
-                    if not line.endswith("\n"):
+                    if not line.endswith(b"\n"):
                         return
                     raise UsageError(f"{path}, line {number}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UsageError(f"cannot read the trace {path}: {error}") from error
