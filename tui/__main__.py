@@ -120,6 +120,8 @@ def run(args: argparse.Namespace, make_engine: Any = None) -> int:
         from .once import answer
 
         return answer(backend, prompt, dataclasses.replace(settings.load(), **values))
+    if not sys.stderr.isatty():
+        raise UsageError("the screen is drawn on stderr, which is redirected", "leave out 2>")
     return _full_screen(args, backend, prompt, settings, values)
 
 

@@ -136,8 +136,10 @@ class ChatApp(App[None]):
                 await self.chat.open(conversation)
         self._pump_timer = self.set_interval(BEAT, self.pump)
         self.first_load()
-        if self.start.prompt:
+        if self.start.prompt and self.wanted_model:
             await self.chat.ask(self.chat.pane, self.start.prompt)
+        elif self.start.prompt:  # kept until there is a model to ask
+            self.chat.pane.prompt.put(self.start.prompt)
 
     def first_load(self) -> None:
         """Load what was chosen, or the default if it is here; else offer the choice."""
@@ -157,7 +159,7 @@ class ChatApp(App[None]):
     def _on_disk(self, model: str) -> bool:
         from .screens.models import on_disk
 
-        return on_disk(Registry.load().resolve(model))
+        return on_disk(Registry.load().resolve(model), drafter=False)
 
     async def _shutdown(self) -> None:
         self.leaving = True  # also where nobody called exit()

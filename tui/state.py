@@ -56,7 +56,8 @@ class RequestState:
     started: float | None = None
     last_time: float = 0.0
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=256))
-    last: RowStep | None = None
+    last: RowStep | None = None  # the last round with a draft, and its number
+    last_round: int = 0
     finished: Finished | None = None
 
     @property
@@ -103,7 +104,7 @@ class RequestState:
         self.recent.append((time, len(row.tokens)))
         _count_positions(self.reached, self.survived, row)
         if row.drafted or self.last is None or not self.last.drafted:
-            self.last = row
+            self.last, self.last_round = row, self.rounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def _cut(canvas: Canvas, x: int, rows: int) -> int:
 
 def _heading(canvas: Canvas, request: RequestState, row: RowStep) -> None:
     x = canvas.text(1, 0, "draft", "title")
-    x = canvas.text(x + 2, 0, f"round {request.rounds} · {row.method}", "dim")
+    x = canvas.text(x + 2, 0, f"round {request.last_round} · {row.method}", "dim")
     flow = f"{len(row.drafted)} drafted → {row.scheduled} verified → {row.accepted} kept + 1"
     if not row.drafted:
         flow = ""

@@ -125,6 +125,12 @@ async def test_the_first_start_offers_the_default_model_without_configuration(
         await c.until(lambda: backend.calls and backend.calls[0][:2] == ("load", "smollm2-135m"))
 
 
+async def test_a_first_prompt_waits_in_the_box_until_there_is_a_model(chat) -> None:
+    async with chat(wait=False, pinned={"model": ""}, prompt="Why?") as c:
+        await opened(c, ModelsScreen)
+        assert c.pane.prompt.text == "Why?" and c.backend.requests == []
+
+
 async def test_an_unknown_model_is_one_line_and_the_chat_goes_on(chat) -> None:
     async with chat(pinned={"model": "smollm3"}) as c:
         await c.until(lambda: c.told("no model named 'smollm3'"))

@@ -24,11 +24,16 @@ from ..text import size
 ON_CPU = sys.platform != "darwin"
 
 
-def on_disk(entry: ModelEntry) -> bool:
-    """Whether nothing of this entry has to be downloaded."""
-    drafter = entry.drafter_source
-    return sources.on_disk(entry.target_source) is not None and (
-        drafter is None or sources.on_disk(drafter, role="drafter") is not None
+def on_disk(entry: ModelEntry, *, drafter: bool = True) -> bool:
+    """Whether nothing of this entry has to be downloaded, without or with its ``drafter``."""
+    if sources.on_disk(entry.target_source) is None:
+        return False
+    source = entry.drafter_source if drafter else None
+    # What comes inside the package is never downloaded.
+    return (
+        source is None
+        or isinstance(source, sources.PackageSource)
+        or sources.on_disk(source, role="drafter") is not None
     )
 
 
