@@ -18,7 +18,7 @@ EXIT_INTERRUPTED = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from ..training.options import OPTIMIZERS, SCHEDULES, TrainOptions
+    from ..training.options import INITS, OPTIMIZERS, SCHEDULES, TrainOptions
 
     d = TrainOptions()
     parser.epilog = (
@@ -98,9 +98,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--init",
-        choices=("target", "random"),
+        choices=INITS,
         default=d.init,
-        help="first weights (default: the target's last layers)",
+        help="first weights: attention to the last positions, the target's last layers, or "
+        "random (default %(default)s)",
     )
     learn = parser.add_argument_group("learning")
     add = learn.add_argument
@@ -165,6 +166,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--clip", type=float, default=d.clip, help="gradient norm (default %(default)s)")
     add("--weight-decay", type=float, default=d.weight_decay, help="(default %(default)s)")
+    add(
+        "--loss-weights",
+        type=_weights,
+        default=(0.1, 0.9, 1.0),
+        metavar="CE,L1,CONF",
+        help="of cross-entropy, total variation and confidence (default: the paper's 0.1,0.9,1)",
+    )
     add("--seed", type=int, default=d.seed, help="(default %(default)s)")
     run = parser.add_argument_group("run")
     add = run.add_argument
@@ -234,10 +242,20 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list like 1,14,27") from None
 
 
+def _weights(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) != 3 or min(values) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three weights like 0.1,0.9,1")
+    return values
+
+
 def run(args: argparse.Namespace) -> int:
     import mlx.core as mx
 
-    from ..training.options import TrainOptions
+    from ..training.options import LossWeights, TrainOptions
     from ..training.session import train
 
     options = TrainOptions(
@@ -268,6 +286,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoint_every=args.checkpoint_every,
         patience=args.patience,
         seed=args.seed,
+        loss=LossWeights(*args.loss_weights),
     )
     pair = load_pair(args)
     files = with_answers(args, pair)

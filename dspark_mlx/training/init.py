@@ -20,8 +20,9 @@ from ..drafter.pairing import attach_target
 from ..drafter.save import dense_weight
 from ..errors import UsageError
 from ..target import Target
+from .recency import look_back
 
-_FIRST_VOICE = 0.2
+_FIRST_VOICE = 0.1
 
 
 def spread_taps(layers: int, count: int) -> tuple[int, ...]:
@@ -47,6 +48,7 @@ def new_config(
     rank: int,
     mask_token_id: int,
     draft_vocab_size: int | None = None,
+    attention_bias: bool = False,
 ) -> DrafterConfig:
     """A Qwen3-type drafter of the target's own widths."""
     text = target.config.get("text_config", target.config)
@@ -73,6 +75,7 @@ def new_config(
         rms_norm_eps=float(text.get("rms_norm_eps") or 1e-6),
         rope_parameters=rope,
         max_position_embeddings=int(text.get("max_position_embeddings") or 32768),
+        attention_bias=attention_bias,
         num_target_layers=target.num_layers,
         target_model_type=text.get("model_type"),
     )
@@ -94,14 +97,15 @@ def build_drafter(
     hot_ids: np.ndarray | None,
     *,
     seed: int,
-    from_target: bool,
+    init: str,
     sample: mx.array | None = None,
     factors: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Drafter:
     """A drafter borrowing the target's embedding and head, ready to train.
 
-    ``sample (B, L)`` is text of the target's, used to measure the norms of its
-    queries and keys, which a Qwen3-type layer normalises away. ``factors`` are
+    ``init``: ``recency`` (see there), ``target`` (the target's last layers) or
+    ``random``. ``sample (B, L)`` is text of the target's to measure features on,
+    needed by the first and useful to the second. ``factors`` are
     first weights of the sequential head (see ``bigrams``).
     """
     mx.random.seed(seed)
@@ -119,12 +123,20 @@ def build_drafter(
     if drafter.confidence_head is not None:
         drafter.confidence_head.proj.weight = mx.zeros_like(drafter.confidence_head.proj.weight)
         drafter.confidence_head.proj.bias = mx.zeros_like(drafter.confidence_head.proj.bias)
-    if from_target:
+    if init == "target":
         copy_layers(drafter, target, sample)
-        if factors is not None:
-            # The copied layers are far from their usual input and sure of nonsense at first:
-            # they whisper, and the table is heard.
-            drafter.norm.weight = drafter.norm.weight * _FIRST_VOICE
+    elif init == "recency":
+        if sample is None:
+            raise UsageError("init recency needs a sample of text")
+        _, taps, _ = target.forward_training(sample, list(config.target_layer_ids))
+        # The first positions are unlike all others in most models.
+        seen = taps[:, 4:].reshape(-1, taps.shape[-1]).astype(mx.float32)
+        look_back(drafter, np.array(seen), seed)
+        if isinstance(target.norm, nn.RMSNorm):
+            drafter.norm.weight = target.norm.weight.astype(mx.float32)
+    if init != "random" and factors is not None:
+        # The layers have nothing to say yet: they whisper, and the table is heard.
+        drafter.norm.weight = drafter.norm.weight * _FIRST_VOICE
     mx.eval(drafter.parameters())
     return drafter
 

@@ -21,6 +21,7 @@ _COUNTS = (
     "checkpoint_every",
     "tap_count",
 )
+INITS = ("recency", "target", "random")
 OPTIMIZERS = ("muon", "adamw")
 SCHEDULES = ("cosine", "linear", "constant")
 
@@ -47,7 +48,7 @@ class TrainOptions:
     rank: int = 64
     draft_vocab: int | None = 8192
     """Ids in the hot vocabulary; None: all."""
-    init: str = "target"
+    init: str = "recency"
     steps: int = 2000
     batch_tokens: int = 2048
     """Padded tokens in a micro-batch: what memory grows with."""
@@ -90,8 +91,8 @@ class TrainOptions:
             raise UsageError(f"held_out must be within 0..1, got {self.held_out}")
         if self.head not in MARKOV_HEADS:
             raise UsageError(f"head must be one of {', '.join(MARKOV_HEADS)}, got {self.head!r}")
-        if self.init not in ("target", "random"):
-            raise UsageError(f"init must be target or random, got {self.init!r}")
+        if self.init not in INITS:
+            raise UsageError(f"init must be one of {', '.join(INITS)}, got {self.init!r}")
         if self.optimizer not in OPTIMIZERS:
             raise UsageError(f"optimizer must be one of {', '.join(OPTIMIZERS)}")
         if self.schedule not in SCHEDULES:
@@ -121,6 +122,7 @@ RESUMABLE = frozenset(
         "accumulate",
         "lr",
         "muon_lr",
+        "loss",
         "final_lr",
         "schedule",
         "anchor_spacing",

@@ -74,14 +74,15 @@ def train(
         rank=options.rank,
         mask_token_id=mask,
         draft_vocab_size=None if hot_ids is None else len(hot_ids),
+        attention_bias=options.init == "recency",
     )
     drafter = build_drafter(
         shape,
         target,
         hot_ids,
         seed=options.seed,
-        from_target=options.init == "target",
-        sample=mx.array(max(training[:64], key=len).tokens[None]),
+        init="random" if found else options.init,
+        sample=None if found else sample_of(training),
         factors=None if found else first_factors(options, training, target.vocab_size, hot_ids),
     )
     teacher = Teacher(target, hot_ids)
@@ -136,6 +137,13 @@ def train(
     return state
 
 
+def sample_of(samples: Sequence[data.Sample]) -> mx.array:
+    """Some of the longer samples, cut to one length: ``(B, L)``."""
+    longest = sorted(samples[:512], key=len)[-12:]
+    length = min(map(len, longest))
+    return mx.array(np.stack([s.tokens[:length] for s in longest]))
+
+
 def first_factors(
     options: TrainOptions,
     samples: Sequence[data.Sample],
@@ -143,7 +151,7 @@ def first_factors(
     hot_ids: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """The sequential head's first weights; None where a table alone does not make its bias."""
-    if options.init != "target" or options.head == "rnn" or not options.rank:
+    if options.init == "random" or options.head == "rnn" or not options.rank:
         return None
     return bigrams.bigram_factors(samples, vocab_size, hot_ids, options.rank)
 

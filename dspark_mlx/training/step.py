@@ -135,7 +135,9 @@ class StepComputer:
         unique, inverse = np.unique(flat.reshape(-1, width)[real], return_inverse=True)
         final = features.final.reshape(-1, hidden)[mx.array(unique)]
         norm = features.log_norm.reshape(-1)[mx.array(unique)]
-        teacher = mx.exp(self.source.teacher.logits(final, hot=True) - norm[:, None])
+        logits = self.source.teacher.logits(final, hot=True)
+        # Slots that do not count may have no norm: they must stay finite all the same.
+        teacher = mx.exp(mx.minimum(logits - norm[:, None], 0.0))
         return mx.stop_gradient(teacher)[mx.array(inverse.reshape(-1).astype(np.int32))]
 
     def _total(

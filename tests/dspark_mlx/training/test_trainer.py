@@ -221,7 +221,7 @@ def test_layers_start_as_the_targets_last(model: Any) -> None:
     shape = new_config(
         target, layers=1, taps=(1,), block=4, head="vanilla", rank=4, mask_token_id=0
     )
-    drafter = build_drafter(shape, target, None, seed=0, from_target=True)
+    drafter = build_drafter(shape, target, None, seed=0, init="target")
     last = model.layers[-1]
     assert mx.array_equal(drafter.layers[0].mlp.up_proj.weight, last.mlp.up_proj.weight)
     assert mx.array_equal(drafter.norm.weight, target.norm.weight)
@@ -315,3 +315,30 @@ def test_both_optimizers_resume_exactly(
     run(model, corpus, tmp_path / "whole", options)
     again = final_weights(tmp_path / "whole")
     assert all(mx.array_equal(weights[k], again[k]).item() for k in weights)
+
+
+def test_recency_begins_by_looking_at_the_last_positions() -> None:
+    from toys import llama_toy, prompt
+
+    from dspark_mlx.training.init import build_drafter, new_config
+
+    model = llama_toy(1)
+    target = Target(model, model_config(model))
+    shape = new_config(
+        target, layers=1, taps=(0, 1), block=3, head="vanilla", rank=4, mask_token_id=0,
+        attention_bias=True,
+    )  # fmt: skip
+    sample = mx.array([prompt(60, seed=i) for i in range(8)])
+    drafter = build_drafter(shape, target, None, seed=0, init="recency", sample=sample)
+    _, features, _ = target.forward_training(sample[:1], [0, 1])
+    attention = drafter.layers[0].self_attn
+    anchor = 40
+    keys, _ = attention.keys_values(drafter.project(features[:, :anchor]), 0)
+    block = drafter._block_input(sample[:1, anchor : anchor + 1], 3)[:, 0]
+    queries = attention.queries(drafter.layers[0].input_layernorm(block), anchor)
+    scores = np.array((queries[0, :2] * attention.scale) @ keys[0, 0].T)  # heads of the first keys
+    # The first slot of head 0 looks one back, of head 1 two back.
+    assert scores[0, 0].argmax() == anchor - 1
+    assert scores[1, 0].argmax() == anchor - 2
+    # Later slots are further away: the nearest they can see.
+    assert all(scores[h, 2].argmax() >= anchor - 2 for h in (0, 1))
