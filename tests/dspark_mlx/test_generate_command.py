@@ -48,7 +48,18 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
-    code = main(["generate", "--no-profile", "--json", "--prompt", "hello there", "--max-tokens", "30", *flags])
+    code = main(
+        [
+            "generate",
+            "--no-profile",
+            "--json",
+            "--prompt",
+            "hello there",
+            "--max-tokens",
+            "30",
+            *flags,
+        ]
+    )
     out, _ = capsys.readouterr()
     assert code == 0
     report: dict[str, object] = json.loads(out)
