@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,14 @@ class Terminal:
             if time.monotonic() > end or self.process.poll() is not None:
                 tail = _CODES.sub(b"", self.seen)[-1500:].decode(errors="replace")
                 pytest.fail(f"waited in vain for {text!r}, saw: {tail}")
+            self.read()
+
+    def until(self, condition: Callable[[], bool], seconds: float = 90) -> None:
+        """Read on until ``condition`` holds."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end or self.process.poll() is not None:
+                pytest.fail("waited in vain")
             self.read()
 
     def send(self, keys: str) -> None:
@@ -113,8 +121,7 @@ def test_a_question_is_asked_answered_stopped_and_the_program_left(
     term.send("\x1b[200~two\nlines\x1b[201~")  # a bracketed paste stays in the box
     term.expect("lines")
     term.send("\r")
-    while sum(isinstance(event, Finished) for event in read_trace(trace)) < 2:
-        term.read()
+    term.until(lambda: sum(isinstance(e, Finished) for e in read_trace(trace)) == 2)
     term.read(0.5)  # a few beats of the app, so that it knows too
     term.send("\x03")
     term.expect("again to quit")
@@ -177,8 +184,7 @@ def test_a_kill_leaves_what_was_on_the_screen(terminal, tmp_path: Path) -> None:
     term.expect("Ask anything")
     term.send("hello there\r")
     term.expect("Assistant")
-    while not any(isinstance(event, StepDone) for event in read_trace(trace)):
-        term.read()
+    term.until(lambda: any(isinstance(e, StepDone) for e in read_trace(trace)))
     end = time.monotonic() + 2.5
     while time.monotonic() < end:
         term.read()
