@@ -13,6 +13,7 @@ from .rounds import temperatures
 
 if TYPE_CHECKING:
     from ..loading import Pair
+    from ..training.data import Record
 
 EXIT_INTERRUPTED = 130
 
@@ -255,6 +256,7 @@ def _weights(text: str) -> tuple[float, ...]:
 def run(args: argparse.Namespace) -> int:
     import mlx.core as mx
 
+    from ..training.data import read_records
     from ..training.options import LossWeights, TrainOptions
     from ..training.session import train
 
@@ -288,8 +290,11 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         loss=LossWeights(*args.loss_weights),
     )
+    # Before anything is downloaded or loaded: bad data must be said at once.
+    records = {path: read_records([path]) for path in args.data}
+    read_records(args.exclude)
     pair = load_pair(args)
-    files = with_answers(args, pair)
+    files = with_answers(args, pair, records)
     if files is None:
         return 0
     state = train(
@@ -328,7 +333,9 @@ def load_pair(args: argparse.Namespace) -> Pair:
         return loading.load_pair(Registry.load().resolve(args.model), options, report)
 
 
-def with_answers(args: argparse.Namespace, pair: Pair) -> list[Path] | None:
+def with_answers(
+    args: argparse.Namespace, pair: Pair, records: dict[Path, list[Record]]
+) -> list[Path] | None:
     """The files to train on. Prompts without an answer are answered first, into the out folder.
 
     None when that was all that was asked for.
@@ -336,10 +343,9 @@ def with_answers(args: argparse.Namespace, pair: Pair) -> list[Path] | None:
     import mlx.core as mx
 
     from ..loading import LoadOptions, new_engine
-    from ..training.data import answer_in_messages, read_records
+    from ..training.data import answer_in_messages
     from .rollout import answer
 
-    records = {path: read_records([path]) for path in args.data}
     open_ = [r for rs in records.values() for r in rs if not answer_in_messages(r).answered]
     whole = [p for p, rs in records.items() if any(answer_in_messages(r).answered for r in rs)]
     answers = args.out / "answers.jsonl"
