@@ -106,9 +106,10 @@ def test_options_of_the_step_are_there_too() -> None:
 
 
 def test_a_script_needs_only_its_import_changed(model: Any, tokenizer: Any) -> None:
+    texts: set[str] = set()
     for module in (mlx_lm, dspark_mlx):
-        text = module.generate(model, tokenizer, prompt="Hello, world", max_tokens=20)
-        assert isinstance(text, str)
+        texts.add(module.generate(model, tokenizer, prompt="Hello, world", max_tokens=20))
+    assert len(texts) == 1 and texts.pop()
     assert callable(dspark_mlx.make_sampler(temp=0.5))
     assert dspark_mlx.make_logits_processors(repetition_penalty=1.1)
 
@@ -116,10 +117,10 @@ def test_a_script_needs_only_its_import_changed(model: Any, tokenizer: Any) -> N
 # -- the same text ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["The quick brown fox", "日本語の", "🙂"])
+@pytest.mark.parametrize("text", ["The quick brown fox", "日本🙂"])
 @pytest.mark.parametrize("method", ["none", "lookup", "dspark"])
 def test_text_and_tokens_equal_mlx_lms(model: Any, tokenizer: Any, text: str, method: Any) -> None:
-    count = 40
+    count = 24
     theirs = list(their_stream_generate(model, tokenizer, text, max_tokens=count))
     ids = tokenizer.encode(text)
     drafter = drafter_for(model, ids) if method == "dspark" else None
@@ -137,9 +138,6 @@ def test_text_and_tokens_equal_mlx_lms(model: Any, tokenizer: Any, text: str, me
     for a, b in zip(ours, theirs, strict=True):
         assert np.array(a.logprobs) == pytest.approx(np.array(b.logprobs), abs=1e-3)
         assert a.prompt_tps > 0 and a.generation_tps > 0 and a.peak_memory > 0
-    assert generate(model, tokenizer, ids, max_tokens=count) == mlx_lm.generate(
-        model, tokenizer, ids, max_tokens=count
-    )
 
 
 def test_responses_tell_what_was_drafted(model: Any, tokenizer: Any) -> None:

@@ -245,7 +245,7 @@ def test_the_law_of_replies_is_the_targets(name: str, draft_sampling: Any, cuts:
         sampling = params(name, draft_sampling=draft_sampling, seed=7919 * seed)
         return Request(str(seed), tokens=(2,), max_tokens=TEXT + 1, sampling=sampling, cuts=cuts)
 
-    replies = 800
+    replies = 500
     counts = count_texts(make, ask, replies)
     expected = replies * law(target, lambda t: probabilities(t, asked), 2, TEXT)
     statistic, bound = chi_square(counts, expected)
@@ -416,7 +416,7 @@ def test_mlx_lms_samplers_keep_their_law_under_speculation() -> None:
         return Request(str(seed), tokens=(2,), max_tokens=TEXT + 1, sampler=sampler)
 
     drafter = np.array(target.model.table)
-    replies = 800
+    replies = 500
     counts = count_texts(
         lambda: make_engine(
             target, [TableDrafter(drafter, 3)], tokenizer=NoEnd(), max_rows=60, reuse=False

@@ -56,12 +56,16 @@ def prefilled(ran: Ran) -> int:
     return ran.prefills[-1].done - ran.finished.reused_tokens
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, seed=4)])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("kind", "bits"), [*((k, None) for k in MODELS), ("llama", 8)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "bits", "temperature"),
+    [*((k, None, 0.0) for k in MODELS), ("llama", 8, 0.0), ("gemma3", None, 0.9)],
+    ids=str,
+)
 def test_a_warm_turn_equals_a_cold_one(
-    kind: str, bits: int | None, method: Method, sampling: SamplingParams
+    kind: str, bits: int | None, temperature: float, method: Method
 ) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=4)
     warm = engine_for(kind, bits)
     chat, before = prompt(20), 1
     for number in range(1, 4):
@@ -121,7 +125,7 @@ def test_two_conversations_side_by_side_keep_their_own_state(method: Method, sha
     engine = engine_for()
     system = prompt(shared, 99)
     chats = {id: [*system, *prompt(20 + 5 * i, i)] for i, id in enumerate("xy")}
-    for number in range(3):
+    for number in range(2):
         for id in "xy":
             ran = turn(engine, chats[id], method, id)
             cold = turn(engine_for(reuse=False), chats[id], method, id)

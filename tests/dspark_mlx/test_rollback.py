@@ -83,7 +83,7 @@ def assert_fresh(target: Target, rows: Rows, texts: list[list[int]], tolerance: 
 @pytest.mark.usefixtures("buffers")
 @pytest.mark.parametrize(("kind", "bits"), KINDS, ids=str)
 @given(data=st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_any_accept_pattern(kind: str, bits: int | None, data: st.DataObject) -> None:
     """One to three ragged rows, drafts of any width, any part of them accepted."""
     target = toy_target(kind, kv_bits=bits)
