@@ -43,12 +43,17 @@ class Target:
         self.config = config or {}
         self.factory = RowsFactory(model, kv_bits, kv_group_size)
         self.kv_bits = kv_bits
-        self.inner = _inner(model)
         self.layers: list[nn.Module] = list(model.layers)
-        self.embed_tokens: nn.Module = self.inner.embed_tokens
-        self.norm: nn.Module = self.inner.norm
+        # What drafters share and read; models that name these parts otherwise have none of it
+        # and decode without a drafter.
+        inner = _inner(model)
+        self.embed_tokens: Any = inner.embed_tokens if inner is not None else None
+        self.norm: Any = inner.norm if inner is not None else None
         self.lm_head: nn.Module | None = _find_lm_head(model)
-        self.vocab_size, self.hidden_size = _embedding_shape(self.embed_tokens)
+        if inner is None:
+            self.vocab_size, self.hidden_size = model(mx.array([[0]])).shape[-1], 0
+        else:
+            self.vocab_size, self.hidden_size = _embedding_shape(self.embed_tokens)
         self.num_layers = len(self.layers)
         # Bytes one position of one row takes in the KV cache; known once ``check`` has run.
         self.kv_bytes_per_token = 0.0
@@ -62,7 +67,10 @@ class Target:
     @property
     def dtype(self) -> mx.Dtype:
         """The floating type the model computes in."""
-        return self.norm.weight.dtype
+        if self.norm is not None:
+            return self.norm.weight.dtype
+        dtypes = (v.dtype for _, v in tree_flatten(self.model.parameters()))
+        return next(d for d in dtypes if mx.issubdtype(d, mx.floating))
 
     @property
     def context_limit(self) -> int:
@@ -250,17 +258,14 @@ def _difference(ours: mx.array, plain: mx.array) -> float:
 
 
 def _inner(model: nn.Module) -> Any:
-    """The submodule with ``embed_tokens`` and the final ``norm``."""
+    """The submodule with ``embed_tokens`` and the final ``norm``; None where there is none."""
     queue = [model]
     while queue:
         module = queue.pop(0)
         if "embed_tokens" in module and "norm" in module:
             return module
         queue += [child for child in module.children().values() if isinstance(child, nn.Module)]
-    raise ModelError(
-        f"models of type {type(model).__module__.rsplit('.', 1)[-1]} are not supported: "
-        "no token embedding and final norm were found in them"
-    )
+    return None
 
 
 def _find_lm_head(model: nn.Module) -> nn.Module | None:

@@ -50,6 +50,11 @@ def check_pairing(config: DrafterConfig, target: TargetLike) -> None:
             f"but the target has layers 0..{target.num_layers - 1}",
             hint,
         )
+    if not target.hidden_size:
+        raise PairingError(
+            "no token embedding and final norm were found in this target, so nothing can read it",
+            "use --method lookup",
+        )
     width = config.target_hidden_size or config.hidden_size
     if width != target.hidden_size:
         raise PairingError(
