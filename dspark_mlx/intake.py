@@ -85,7 +85,7 @@ class Intake:
             request,
             prompt,
             self._tokenizer,
-            context_limit=self.context_limit,
+            context_limit=self._room(request, len(prompt)),
             processors=_processors(request),
         )
         reply.method = method
@@ -168,6 +168,14 @@ class Intake:
         state.tokens += chunk
         state.rows.roll_back([len(state.tokens)])
         mx.clear_cache()
+
+    def _room(self, request: Request, prompt: int) -> int:
+        """Most positions the reply may reach (0: no limit): without one of its own, what fits."""
+        size = self._target.kv_bytes_per_token
+        fits = int(self.kv_limit / size) if size else 0
+        if request.max_tokens != -1 or fits <= prompt:
+            return self.context_limit
+        return min(fits, self.context_limit or fits)
 
     def _needs(self, reply: Reply) -> float:
         """Bytes of KV the reply may come to hold."""
