@@ -404,6 +404,21 @@ def test_a_request_that_needs_too_much_memory_is_refused_with_the_figures() -> N
     engine.submit(request(length=60, max_tokens=40))
 
 
+@pytest.mark.parametrize("context", [0, 40, 100_000])
+def test_without_a_limit_a_reply_may_fill_the_context_or_the_memory(context: int) -> None:
+    target = toy_target("llama")
+    engine = make_engine(
+        target, kv_limit=int(target.kv_bytes_per_token * 60), context_limit=context
+    )
+    ran = run_one(engine, request(max_tokens=-1, ignore_eos=True))
+    assert ran.reason == "length" and len(ran.tokens) == min(context or 60, 60) - 12
+    with pytest.raises(DsparkError, match="KV cache|the context is"):
+        engine.submit(request(length=61, max_tokens=-1))
+    free = make_engine(target, kv_limit=1 << 62)
+    free.submit(request(max_tokens=-1))
+    assert free.cancel("a")
+
+
 # On the CPU, MLX compiles a kernel for each new top-p and min-p, a second or two each.
 @given(
     numbers=st.fixed_dictionaries(

@@ -9,13 +9,35 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from decoding import ScriptProposer, make_engine, plain_text, request, run, run_one, toy_target
+from decoding import (
+    ScriptProposer,
+    make_engine,
+    plain_text,
+    request,
+    run,
+    run_one,
+    toy_drafter,
+    toy_target,
+)
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
-from mlx_lm.models import cohere2, gemma2, gemma3_text, mixtral, phi3, qwen2, starcoder2
+from mlx_lm.models import (
+    cohere2,
+    gemma2,
+    gemma3_text,
+    gpt2,
+    mamba,
+    mixtral,
+    phi,
+    phi3,
+    qwen2,
+    starcoder2,
+)
 from toys import MODELS, _lively, hybrid_toy, llama_toy, prompt, qwen3_toy
 
-from dspark_mlx.errors import CacheError, DsparkError, ModelError
+from dspark_mlx.drafter.pairing import check_pairing
+from dspark_mlx.errors import CacheError, DsparkError, ModelError, PairingError
+from dspark_mlx.propose import LookupProposer
 from dspark_mlx.target import Target
 
 SHAPE: dict[str, Any] = {
@@ -148,6 +170,55 @@ def test_other_architectures_check_and_decode_on_our_caches(name: str) -> None:
     assert {id: reply.tokens for id, reply in ran.items()} == own
     # Gemma 2 computes its attention itself, in a shape that ragged masks do not fit.
     assert engine.max_rows == (1 if name == "gemma2" else 8)
+
+
+UNREAD: dict[str, Callable[[], nn.Module]] = {
+    "gpt2": lambda: gpt2.Model(
+        gpt2.ModelArgs(
+            model_type="gpt2",
+            n_ctx=128,
+            n_embd=32,
+            n_head=2,
+            n_layer=2,
+            n_positions=128,
+            layer_norm_epsilon=1e-5,
+            vocab_size=96,
+        )
+    ),
+    "phi": lambda: phi.Model(phi.ModelArgs(model_type="phi", partial_rotary_factor=0.5, **SHAPE)),
+    "mamba": lambda: mamba.Model(
+        mamba.ModelArgs(
+            model_type="mamba",
+            vocab_size=96,
+            hidden_size=32,
+            intermediate_size=64,
+            state_size=8,
+            num_hidden_layers=2,
+            conv_kernel=4,
+            use_bias=False,
+            use_conv_bias=True,
+            time_step_rank=4,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_models_whose_parts_have_other_names_decode_without_a_drafter(name: str) -> None:
+    """Plainly, and with prompt lookup where their cache can be rolled back."""
+    model = _lively(UNREAD[name](), 1, 0.3)
+    target = Target(model)
+    target.check()
+    assert (target.vocab_size, target.hidden_size) == (96, 0)
+    assert target.dtype == mx.float32
+    text = [*prompt(9), *prompt(9)]
+    own = [t for t, _ in generate_step(mx.array(text), model, max_tokens=16)]
+    proposers = [[]] if target.factory.unsupported else [[], [LookupProposer(4)]]
+    for each in proposers:
+        ask = request(tokens=tuple(text), max_tokens=16, ignore_eos=True)
+        assert run_one(make_engine(target, each), ask).tokens == own
+    with pytest.raises(PairingError, match="no token embedding"):
+        check_pairing(toy_drafter(toy_target("llama")).config, target)
 
 
 def test_a_model_that_our_cache_would_change_is_refused() -> None:
