@@ -412,7 +412,7 @@ def test_without_a_limit_a_reply_may_fill_the_context_or_the_memory(context: int
     )
     ran = run_one(engine, request(max_tokens=-1, ignore_eos=True))
     assert ran.reason == "length" and len(ran.tokens) == min(context or 60, 60) - 12
-    with pytest.raises(DsparkError, match="KV cache|the context is"):
+    with pytest.raises(DsparkError, match=r"KV cache|the context is"):
         engine.submit(request(length=61, max_tokens=-1))
     free = make_engine(target, kv_limit=1 << 62)
     free.submit(request(max_tokens=-1))
