@@ -56,7 +56,7 @@ def make_model(kind: str = "llama", seed: int = 0) -> Any:
     return _lively(gemma3_text.Model(args), seed, 0.2)
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3_text"])
+@pytest.fixture(scope="module", params=["gemma3_text"])
 def model(request: pytest.FixtureRequest) -> Any:
     return make_model(request.param)
 

@@ -168,7 +168,7 @@ def test_every_policy_keeps_the_law_of_independent_drafts(name: str) -> None:
     """Confidences that follow from the drafted tokens, and rows of one batch side by side."""
     target = table_target(VOCAB, seed=5)
     drafter = np.random.default_rng(2).normal(0.0, 1.5, (VOCAB, VOCAB))
-    replies = 480
+    replies = 320
     counts = np.zeros((VOCAB,) * TEXT)
     for first in range(0, replies, 32):
         engine = make_engine(
