@@ -109,9 +109,13 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises DsparkError when it can never be served."""
-        if any(reply.id == request.id for reply in self._everyone()):
+        if self.knows(request.id):
             raise UsageError(f"a request with the id {request.id!r} is already active")
         self._events += self.intake.submit(request)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request of this id is queued or being served."""
+        return any(reply.id == request_id for reply in self._everyone())
 
     def cancel(self, request_id: str) -> bool:
         """Have a request leave at the next step; False when it is not active."""

@@ -6,6 +6,7 @@ asked for by name and cannot be had is refused.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -212,6 +213,8 @@ def load_target(folder: Path, options: LoadOptions) -> tuple[Target, Any]:
             "check that it is a text model mlx-lm knows and that its files are whole",
         ) from error
     cpu = mx.default_device().type == mx.DeviceType.cpu
+    if cpu and shutil.which("g++") is None:
+        mx.disable_compile()  # on the CPU backend it calls a C++ compiler
     name = options.dtype if options.dtype != "auto" else ("float32" if cpu else "")
     if name:
         if name not in DTYPES:

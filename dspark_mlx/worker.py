@@ -62,7 +62,7 @@ class EngineThread:
         self._stop_loading.set()
 
     def unload(self) -> None:
-        """Drop the model and give its memory back; running requests end as cancelled."""
+        """Drop the model and give its memory back; running requests end with an error."""
         self._commands.put(self._unload)
 
     def submit(self, request: Request) -> None:
@@ -171,6 +171,10 @@ class EngineThread:
         try:
             if self._engine is None:
                 raise DsparkError("no model is loaded", "load one first")
+            if self._engine.knows(request.id):
+                # Not a Finished: that would read as the end of the reply that is running.
+                self._emit(Failed(f"a request with the id {request.id!r} is already active"))
+                return
             self._engine.submit(request)
         except Exception as error:
             message, hint = _explain(error)
