@@ -66,6 +66,10 @@ class LoadOptions:
     lookup_block: int = 8
     cache_dir: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.cache_dir is not None:  # a plain string does as well
+            object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:

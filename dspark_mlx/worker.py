@@ -7,9 +7,13 @@ and what comes of them arrives as events.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from .errors import DsparkError
@@ -30,13 +34,12 @@ class EngineThread:
     def __init__(self, on_event: Callable[[Event], None] | None = None) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._ready = threading.Condition()
         self._on_event = on_event
         self._stop_loading = threading.Event()
-        self._closing = False
         self._engine: Any = None
         self._thread = threading.Thread(target=self._run, name="dspark-engine", daemon=True)
         self._thread.start()
+        atexit.register(_close, weakref.ref(self))
 
     # -- commands -------------------------------------------------------------------------
 
@@ -79,11 +82,13 @@ class EngineThread:
 
     def close(self, timeout: float = 10.0) -> bool:
         """Stop after the current round; True when the thread has ended in time."""
-        self._closing = True
         self._stop_loading.set()
         self._commands.put(None)
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        _wait_until_gone(self._thread.native_id)
+        return True
 
     # -- events ---------------------------------------------------------------------------
 
@@ -193,6 +198,28 @@ class EngineThread:
             self._engine.policy = make_policy(schedule, cost=self._engine.cost, **options)
         except DsparkError as error:
             self._emit(Failed(error.message, error.hint))
+
+
+def _close(thread: weakref.ref[EngineThread]) -> None:
+    """At exit: a thread that calls MLX while the interpreter shuts down aborts the process."""
+    if (one := thread()) is not None:
+        one.close()
+
+
+def _wait_until_gone(native_id: int | None) -> None:
+    """Until the system's thread has ended too.
+
+    Joining waits only for its Python side. What MLX keeps for the thread is
+    destroyed after that and needs the interpreter once more, which must not be
+    shutting down by then.
+    """
+    task = Path(f"/proc/self/task/{native_id}")
+    if not task.parent.exists():  # not Linux: no way to ask
+        time.sleep(0.05)
+        return
+    deadline = time.monotonic() + 5.0
+    while task.exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 def _refused(request: Request, message: str, hint: str) -> Finished:

@@ -128,7 +128,7 @@ def run(args: argparse.Namespace, make_engine: Any = None) -> int:
 def _full_screen(
     args: argparse.Namespace, backend: Any, prompt: str, settings: Any, values: dict[str, Any]
 ) -> int:
-    from . import paths
+    from . import hangup, paths
     from .app import ChatApp, Start
     from .sessions import SessionStore
 
@@ -137,6 +137,7 @@ def _full_screen(
     newest = next(iter(store.entries(limit=1)), None) if args.resume else None
     start = Start(prompt, newest.session if newest else None, values)
     app = ChatApp(backend, store, settings, start)
+    hangup.watch(sys.stderr.fileno())
     app.run()
     if app.crash:
         print(app.crash, file=sys.stderr)

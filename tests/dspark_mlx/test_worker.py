@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -424,3 +426,26 @@ def test_a_thousand_short_requests_leave_nothing_behind(folder: Path) -> None:
     assert len(engine._logits) <= 8
     assert last <= engine.intake.kv_limit and engine.kv_bytes < 8 * 300 * 1024
     assert worker.close(PATIENCE)
+
+
+UNCLOSED = """
+import sys
+from dspark_mlx.events import Failed, Loaded
+from dspark_mlx.worker import EngineThread
+worker = EngineThread()
+worker.load(sys.argv[1], options={"cache_dir": sys.argv[2]})
+seen = []
+while not any(isinstance(e, Failed | Loaded) for e in seen):
+    seen += worker.wait(60)
+assert isinstance(seen[-1], Loaded), seen[-1]
+"""
+
+
+def test_a_process_that_never_closes_its_engine_ends_cleanly(folder: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNCLOSED, str(folder), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
