@@ -79,6 +79,7 @@ class ChatApp(App[None]):
         self.wanted_model = ""
         self._interrupted = -_QUIT_SECONDS
         self._asked_to_load: tuple[Any, ...] = ()
+        self._early: list[Request] | None = []  # None once the first load has been asked for
         self.crash = ""
         self.leaving = False
         self._beat = 0
@@ -136,6 +137,9 @@ class ChatApp(App[None]):
                 await self.chat.open(conversation)
         self._pump_timer = self.set_interval(BEAT, self.pump)
         self.first_load()
+        early, self._early = self._early or [], None
+        for request in early:
+            self.backend.submit(request)
         if self.start.prompt and self.wanted_model:
             await self.chat.ask(self.chat.pane, self.start.prompt)
         elif self.start.prompt:  # kept until there is a model to ask
@@ -239,7 +243,11 @@ class ChatApp(App[None]):
         self.backend.cancel(LOAD)
 
     def submit(self, request: Request) -> None:
-        self.backend.submit(request)
+        """Pass a request on; one typed before the first load was asked for waits for that."""
+        if self._early is not None:
+            self._early.append(request)
+        else:
+            self.backend.submit(request)
 
     def save(self, conversation: Conversation) -> None:
         """Put the conversation on disk now; a full disk is told and does not stop the chat."""

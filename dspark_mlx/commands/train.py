@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .progress import ProgressLine
@@ -74,7 +74,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--answers-only", action="store_true", help="make the answers and stop")
     shape = parser.add_argument_group("drafter")
     add = shape.add_argument
-    add("--layers", type=int, default=d.layers, help="draft layers (default %(default)s)")
+    add(
+        "--start-from",
+        type=Path,
+        metavar="DRAFTER",
+        help="go on from a trained drafter: its folder; the shape is then its own",
+    )
+    add("--layers", type=int, help=f"draft layers (default {d.layers})")
     add(
         "--taps",
         type=_numbers,
@@ -82,20 +88,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="I,J,..",
         help="target layers to read, -1 the embedding (default: 3, spread)",
     )
-    add("--block", type=int, default=d.block, help="tokens a block drafts (default %(default)s)")
+    add("--block", type=int, help=f"tokens a block drafts (default {d.block})")
     add(
         "--head",
         choices=("vanilla", "gated", "rnn"),
-        default=d.head,
-        help="sequential head (default %(default)s)",
+        help=f"sequential head (default {d.head})",
     )
-    add("--rank", type=int, default=d.rank, help="its rank, 0 for none (default %(default)s)")
+    add("--rank", type=int, help=f"its rank, 0 for none (default {d.rank})")
     add(
         "--draft-vocab",
         type=int,
-        default=d.draft_vocab,
         metavar="N",
-        help="ids in the hot vocabulary, 0 for all (default %(default)s)",
+        help=f"ids in the hot vocabulary, 0 for all (default {d.draft_vocab})",
     )
     add(
         "--init",
@@ -261,12 +265,7 @@ def run(args: argparse.Namespace) -> int:
     from ..training.session import train
 
     options = TrainOptions(
-        layers=args.layers,
-        taps=args.taps,
-        block=args.block,
-        head=args.head,
-        rank=args.rank,
-        draft_vocab=args.draft_vocab or None,
+        **shape_of(args),
         init=args.init,
         steps=args.steps,
         batch_tokens=args.batch_tokens,
@@ -311,6 +310,32 @@ def run(args: argparse.Namespace) -> int:
         log_seconds=args.log_seconds,
     )
     return 0 if state.step >= options.steps or options.patience else EXIT_INTERRUPTED
+
+
+def shape_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The drafter's shape as asked for; with ``--start-from`` it is what that one has."""
+    from ..drafter.config import DrafterConfig
+    from ..training.options import TrainOptions
+
+    base = TrainOptions()
+    if args.start_from is not None:
+        folder = args.start_from.expanduser().resolve()
+        base = TrainOptions(start_from=str(folder)).shaped_like(DrafterConfig.from_folder(folder))
+    shape: dict[str, Any] = {"start_from": base.start_from}
+    for name in ("layers", "taps", "block", "head", "rank", "draft_vocab"):
+        asked, has = getattr(args, name), getattr(base, name)
+        if name == "draft_vocab" and asked == 0:
+            asked, unset = None, False
+        else:
+            unset = asked is None
+        if base.start_from and not unset and asked != has:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{flag} {asked} does not fit the drafter to start from, which has {has}",
+                f"leave {flag} out, or train a new drafter without --start-from",
+            )
+        shape[name] = has if unset else asked
+    return shape
 
 
 def say(text: str) -> None:

@@ -47,7 +47,7 @@ def levels(mean_gains: Floats, seconds: Floats, rate: float) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         need = np.where(np.tri(k - 1, dtype=bool).T, spent * own / np.maximum(won, 1e-12), np.inf)
     out = np.zeros(k)
-    out[1:] = need.min(axis=1)
+    out[1:] = need.min(axis=1, initial=np.inf)  # no level at all is no error
     return out
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
-from ..drafter.config import MARKOV_HEADS
+from ..drafter.config import MARKOV_HEADS, DrafterConfig
 from ..errors import UsageError
 
 _COUNTS = (
@@ -49,6 +49,8 @@ class TrainOptions:
     draft_vocab: int | None = 8192
     """Ids in the hot vocabulary; None: all."""
     init: str = "recency"
+    start_from: str | None = None
+    """Folder of a trained drafter whose weights and shape this run begins with."""
     steps: int = 2000
     batch_tokens: int = 2048
     """Padded tokens in a micro-batch: what memory grows with."""
@@ -97,6 +99,18 @@ class TrainOptions:
             raise UsageError(f"optimizer must be one of {', '.join(OPTIMIZERS)}")
         if self.schedule not in SCHEDULES:
             raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}")
+
+    def shaped_like(self, config: DrafterConfig) -> TrainOptions:
+        """These options with the shape of an existing drafter."""
+        return dataclasses.replace(
+            self,
+            layers=config.num_hidden_layers,
+            taps=config.target_layer_ids,
+            block=config.block_size,
+            head=config.markov_head_type or self.head,
+            rank=config.markov_rank if config.markov_head_type else 0,
+            draft_vocab=config.draft_vocab_size,
+        )
 
     def schedule_share(self, step: int) -> float:
         """Of the peak learning rate, at ``step`` from 0: warm-up, then down to ``final_lr``."""

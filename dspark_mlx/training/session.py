@@ -10,6 +10,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..drafter.config import DrafterConfig
+from ..drafter.load import load_drafter
+from ..drafter.model import Drafter
 from ..errors import UsageError
 from ..target import Target
 from . import bigrams, data, vocab
@@ -53,38 +56,18 @@ def train(
         f"({sum(map(len, training)):,} with prompts), {len(held):,} held out"
     )
 
-    taps = options.taps or spread_taps(target.num_layers, options.tap_count)
     found = list_checkpoints(out / "checkpoints")
     if found:
         kept, _, hot_ids = load_checkpoint(found[-1])
         check_same_run(kept["options"], options)
-        mask = kept["drafter"]["mask_token_id"]
+        shape = DrafterConfig.from_dict(kept["drafter"])
+        # Any weights: the checkpoint's replace them.
+        drafter = build_drafter(shape, target, hot_ids, seed=options.seed, init="random")
+    elif options.start_from:
+        drafter, hot_ids = trained_drafter(options, target, tell)
     else:
-        hot_ids, mask = None, choose_mask_token(tokenizer, counts, target.vocab_size)
-        if options.draft_vocab is not None and options.draft_vocab < target.vocab_size:
-            always = sorted(getattr(tokenizer, "eos_token_ids", None) or [])
-            hot_ids, covered = vocab.hot_vocabulary(counts, options.draft_vocab, always)
-            tell(f"hot vocabulary: {len(hot_ids):,} ids cover {covered:.2%} of the answers' tokens")
-    shape = new_config(
-        target,
-        layers=options.layers,
-        taps=taps,
-        block=options.block,
-        head=options.head,
-        rank=options.rank,
-        mask_token_id=mask,
-        draft_vocab_size=None if hot_ids is None else len(hot_ids),
-        attention_bias=options.init == "recency",
-    )
-    drafter = build_drafter(
-        shape,
-        target,
-        hot_ids,
-        seed=options.seed,
-        init="random" if found else options.init,
-        sample=None if found else sample_of(training),
-        factors=None if found else first_factors(options, training, target.vocab_size, hot_ids),
-    )
+        drafter, hot_ids = fresh_drafter(options, target, tokenizer, training, counts, tell)
+    taps = drafter.config.target_layer_ids
     teacher = Teacher(target, hot_ids)
     teacher.check(target, taps)
     cache = None
@@ -128,13 +111,67 @@ def train(
         (out / "recipe.json").write_text(json.dumps(options.to_dict(), indent=2) + "\n")
         tell(
             f"drafter of {parameter_count(drafter):,} trainable parameters, "
-            f"taps {', '.join(map(str, taps))}, mask token {mask}"
+            f"taps {', '.join(map(str, taps))}, mask token {drafter.config.mask_token_id}"
         )
     state = trainer.run()
     tell(f"peak memory {mx.get_peak_memory() / 1e9:.1f} GB")
     if first:
         progress.finish(state)
     return state
+
+
+def fresh_drafter(
+    options: TrainOptions,
+    target: Target,
+    tokenizer: Any,
+    samples: Sequence[data.Sample],
+    counts: np.ndarray,
+    tell: Callable[[str], None],
+) -> tuple[Drafter, np.ndarray | None]:
+    """A drafter with first weights as ``options.init`` says, and its hot vocabulary."""
+    hot_ids = None
+    if options.draft_vocab is not None and options.draft_vocab < target.vocab_size:
+        always = sorted(getattr(tokenizer, "eos_token_ids", None) or [])
+        hot_ids, covered = vocab.hot_vocabulary(counts, options.draft_vocab, always)
+        tell(f"hot vocabulary: {len(hot_ids):,} ids cover {covered:.2%} of the answers' tokens")
+    shape = new_config(
+        target,
+        layers=options.layers,
+        taps=options.taps or spread_taps(target.num_layers, options.tap_count),
+        block=options.block,
+        head=options.head,
+        rank=options.rank,
+        mask_token_id=choose_mask_token(tokenizer, counts, target.vocab_size),
+        draft_vocab_size=None if hot_ids is None else len(hot_ids),
+        attention_bias=options.init == "recency",
+    )
+    drafter = build_drafter(
+        shape,
+        target,
+        hot_ids,
+        seed=options.seed,
+        init=options.init,
+        sample=sample_of(samples),
+        factors=first_factors(options, samples, target.vocab_size, hot_ids),
+    )
+    return drafter, hot_ids
+
+
+def trained_drafter(
+    options: TrainOptions, target: Target, tell: Callable[[str], None]
+) -> tuple[Drafter, np.ndarray | None]:
+    """The drafter in ``options.start_from``, in float32, and its hot vocabulary."""
+    folder = Path(options.start_from or "")
+    drafter = load_drafter(folder, target, dtype=mx.float32, share_with_target=True)
+    if drafter.config.quantization is not None:
+        raise UsageError(f"the drafter in {folder} is quantised", "start from a dense one")
+    if options.shaped_like(drafter.config) != options:
+        raise UsageError(f"the drafter in {folder} has another shape than was asked for")
+    drafter.train()
+    drafter.freeze_shared()
+    tell(f"starting from the drafter in {folder}")
+    ids = drafter.draft_to_target
+    return drafter, None if ids is None else np.array(ids)
 
 
 def sample_of(samples: Sequence[data.Sample]) -> mx.array:

@@ -112,7 +112,8 @@ def test_what_is_traced_can_be_replayed(tmp_path: Path) -> None:
     ("content", "word"),
     [
         (None, "cannot read"),
-        (b"\xff\xfe\x00", "cannot read"),
+        (b"\xff\xfe\x00", "no rounds"),
+        (b"\xff\xfe\x00\n", "line 1"),
         (b"hello\n", "line 1"),
         (b'{"event": "Nope"}\n', "line 1"),
         (b"", "no rounds"),

@@ -248,12 +248,12 @@ async def test_two_chats_write_side_by_side(chat) -> None:
         await c.press("f6")
         await c.until(lambda: len(c.app.chat.panes) == 2)
         await c.say("Two", wait=False)
-        assert sum(bool(p.conversation.active) for p in c.app.chat.panes) == 2
-        assert len(c.app.live.active) == 2
+        await c.until(lambda: sum(bool(p.conversation.active) for p in c.app.chat.panes) == 2)
+        await c.until(lambda: len(c.app.live.active) == 2)
         backend.hold = False
         await c.until(lambda: not any(p.conversation.active for p in c.app.chat.panes))
         await c.settled()
-        assert "left left" in c.screen() and "right right" in c.screen()
+        await c.until(lambda: "left left" in c.screen() and "right right" in c.screen())
         texts = [p.conversation.messages[1].text.split()[0] for p in c.app.chat.panes]
         assert sorted(texts) == ["left", "right"]
 

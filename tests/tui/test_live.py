@@ -114,16 +114,16 @@ async def test_every_size_shows_the_chat_and_the_monitor(chat, size) -> None:
     async with chat(replay(1, 600, play=False), size=size) as c:
         await c.say("Go", wait=False)
         await play(c, 3.0)
-        assert "tok/s" in c.screen() or size[1] < 10
+        await c.until(lambda: "tok/s" in c.screen() or size[1] < 10)
         await c.press("ctrl+g")
         await c.until(lambda: isinstance(c.app.screen, MonitorScreen))
         await play(c, 1.0)
-        screen = c.screen()
+        names: tuple[str, ...] = ()
         if size[0] >= 80:
-            assert "requests" in screen and "decoding" in screen and "decision" in screen
+            names = ("requests", "decoding", "decision")
         if size == (200, 60):
-            for name in ("cost of a step", "confidence", "tokens a round", "slowdown", "◆", "●"):
-                assert name in screen, name
+            names += ("cost of a step", "confidence", "tokens a round", "slowdown", "◆", "●")
+        await c.until(lambda: all(name in c.screen() for name in names), ", ".join(names))
         await c.press("escape")
         await c.until(lambda: not isinstance(c.app.screen, MonitorScreen))
 
@@ -134,11 +134,14 @@ async def test_the_monitor_lists_every_request_and_follows(chat) -> None:
         await c.press("ctrl+g")
         await c.until(lambda: isinstance(c.app.screen, MonitorScreen))
         await play(c, 2.0)
-        table = c.app.screen.query(Chart).first().plain
-        assert table.count("recorded-1-") == len(c.app.live.requests)
-        before = table
+
+        def table() -> str:
+            return c.app.screen.query(Chart).first().plain
+
+        await c.until(lambda: table().count("recorded-1-") == len(c.app.live.requests))
+        before = table()
         await play(c, 2.0)
-        assert c.app.screen.query(Chart).first().plain != before
+        await c.until(lambda: table() != before)
 
 
 async def test_a_recording_opens_a_chat_for_each_of_its_requests(chat) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlx.utils import tree_flatten
 from toys import ToyTokenizer
 from training_toys import answers, chain_model, model_config, toy_options, write_jsonl
 
+from dspark_mlx.commands import train as command
 from dspark_mlx.drafter.load import load_drafter
 from dspark_mlx.errors import ModelError, UsageError
 from dspark_mlx.target import Target
@@ -68,6 +70,45 @@ def test_a_toy_drafter_learns_its_target(model: Any, corpus: Path, tmp_path: Pat
     assert "tok/s" in "".join(said) and "left" in "".join(said)
     picture = (tmp_path / "training.svg").read_text()
     assert picture.startswith("<svg") and "Accepted length" in picture
+
+
+def test_a_run_can_begin_with_a_trained_drafter(
+    model: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, _ = run(model, corpus, tmp_path / "first", toy_options(steps=60))
+    first = load_drafter(tmp_path / "first", Target(model, model_config(model)))
+    start = TrainOptions(start_from=str(tmp_path / "first")).shaped_like(first.config)
+    kept = {f.name: getattr(start, f.name) for f in dataclasses.fields(start)}
+    shape = {k: kept[k] for k in ("layers", "taps", "block", "head", "rank", "draft_vocab")}
+    options = toy_options(**shape, start_from=start.start_from, steps=2, lr=1e-6, muon_lr=1e-6)
+    begun, said = run(model, corpus, tmp_path / "second", options)
+    assert any("starting from the drafter" in line for line in said)
+    assert begun.best == pytest.approx(state.best, abs=0.1), "it goes on where the first ended"
+    second = load_drafter(tmp_path / "second", Target(model, model_config(model)))
+    assert second.config == first.config
+    assert np.array_equal(second.draft_to_target, first.draft_to_target)
+    with pytest.raises(UsageError, match="another shape"):
+        wrong = dataclasses.replace(options, block=3)
+        run(model, corpus, tmp_path / "third", wrong)
+    with pytest.raises(UsageError, match="another shape"):
+        run(model, corpus, tmp_path / "third", toy_options(start_from=start.start_from))
+
+
+def test_the_command_takes_the_shape_of_the_drafter_it_starts_from(
+    model: Any, corpus: Path, tmp_path: Path
+) -> None:
+    run(model, corpus, tmp_path, toy_options(steps=1, validate_every=1))
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    base = ["--model", "m", "--data", "d", "--out", "o", "--start-from", str(tmp_path)]
+    shape = command.shape_of(parser.parse_args(base))
+    assert (shape["layers"], shape["block"], shape["rank"], shape["draft_vocab"]) == (1, 4, 16, 80)
+    assert command.shape_of(parser.parse_args([*base, "--block", "4"])) == shape
+    for flag, value in (("--block", "5"), ("--draft-vocab", "0"), ("--head", "rnn")):
+        with pytest.raises(UsageError, match=flag):
+            command.shape_of(parser.parse_args([*base, flag, value]))
+    with pytest.raises(ModelError, match="no drafter folder"):
+        command.shape_of(parser.parse_args([*base[:-1], str(tmp_path / "absent")]))
 
 
 @pytest.mark.parametrize("head", ["gated", "rnn"])
