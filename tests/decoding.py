@@ -19,6 +19,7 @@ from mlx_lm.generate import generate_step
 from toys import EOS, MODELS, VOCAB, ToyTokenizer, prompt
 
 from dspark_mlx.cache import RowsKV
+from dspark_mlx.drafter.calibration import DraftCalibration, Scale
 from dspark_mlx.drafter.config import DrafterConfig
 from dspark_mlx.drafter.model import Drafter
 from dspark_mlx.drafter.pairing import attach_target
@@ -200,7 +201,8 @@ def toy_drafter(
     if head is not None:
         _teach_bigrams(drafter, ids, lessons, seed)
     if calibrated:
-        drafter.calibration = [1.0 + 0.1 * k for k in range(block)]
+        scale = Scale(tuple(1.0 + 0.1 * k for k in range(block)), (0.1,) * block)
+        drafter.calibration = DraftCalibration(scale, scale)
     mx.eval(drafter.parameters())
     return drafter
 

@@ -1,8 +1,9 @@
 """``dspark calibrate``: make a drafter's confidences mean what they say.
 
-Plays held-out rounds, fits one temperature a position (sequential temperature
-scaling, paper section 3.2.1) on one half of the prompts, reports the error on the
-other half, and writes ``calibration.json`` beside the checkpoint.
+Plays held-out rounds, fits temperature and offset of every position (sequential
+temperature scaling, paper section 3.2.1) on one half of the prompts, reports the
+error on the other half, and writes ``calibration.json`` beside the checkpoint.
+Greedy and sampled replies accept by different rules and are fitted apart.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ from typing import Any
 from ..errors import UsageError
 from .eval import follow
 from .options import add_model_flags, load_options
+from .reliability import Diagram, picture
 from .rounds import Round, add_prompt_flags, make_engine, play, positions, prompts_of
+
+KINDS = ("greedy", "sampled")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, decoding=False)
     add_prompt_flags(parser, prompts=24)
+    parser.add_argument(
+        "--no-offsets",
+        dest="offsets",
+        action="store_false",
+        help="temperatures alone, as in the paper",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,14 +48,37 @@ def run(args: argparse.Namespace) -> int:
         play(engine, prompts[half::2], args.temps, args.max_tokens, seed=args.seed, on_reply=follow)
         for half in (0, 1)
     ]
-    result = calibrate(halves[0], halves[1], block)
+    result = calibrate(halves[0], halves[1], block, offsets=args.offsets)
     write(folder, result, halves[1])
     print(json.dumps(result, indent=2) if args.json else table(result))
     return 0
 
 
-def calibrate(fitted: Sequence[Round], tested: Sequence[Round], block: int) -> dict[str, Any]:
-    """Fit on one half, judge on the other. Raises UsageError with too few rounds."""
+def calibrate(
+    fitted: Sequence[Round], tested: Sequence[Round], block: int, *, offsets: bool = True
+) -> dict[str, Any]:
+    """Fit on one half, judge on the other: ``{"greedy": ..., "sampled": ...}``.
+
+    Raises UsageError with too few rounds of a kind, or none at all.
+    """
+    result: dict[str, Any] = {}
+    for name in KINDS:
+        ours, others = of_kind(fitted, name), of_kind(tested, name)
+        if ours:
+            result[name] = _fit(ours, others, block, offsets)
+    if not result:
+        raise UsageError("no round was played: every reply ended at once")
+    return result
+
+
+def of_kind(rounds: Sequence[Round], name: str) -> list[Round]:
+    """The rounds of greedy, or of sampled, replies."""
+    return [r for r in rounds if (r.temperature == 0) == (name == "greedy")]
+
+
+def _fit(
+    fitted: Sequence[Round], tested: Sequence[Round], block: int, offsets: bool
+) -> dict[str, Any]:
     import numpy as np
 
     from ..schedule.calibration import fit
@@ -53,20 +86,22 @@ def calibrate(fitted: Sequence[Round], tested: Sequence[Round], block: int) -> d
     confidence = np.full((len(fitted), block), 0.5)
     for i, r in enumerate(fitted):
         confidence[i, : r.drafted] = r.confidence
-    found = fit(confidence, [r.accepted for r in fitted], [r.drafted for r in fitted])
-    temps = found.temperatures
+    found = fit(
+        confidence, [r.accepted for r in fitted], [r.drafted for r in fitted], offsets=offsets
+    )
+    scale = {"temperatures": list(found.temperatures), "offsets": list(found.offsets)}
     return {
-        "temperatures": list(temps),
+        **scale,
         "rounds": len(fitted),
         "held_out_rounds": len(tested),
         "positions": [
-            measure(tested, k, temps) for k, seen in enumerate(positions(tested, block)) if seen
+            measure(tested, k, scale) for k, seen in enumerate(positions(tested, block)) if seen
         ],
     }
 
 
 def survivals(
-    rounds: Sequence[Round], k: int, temps: Sequence[float]
+    rounds: Sequence[Round], k: int, scale: dict[str, Any]
 ) -> tuple[list[float], list[float], list[float]]:
     """Raw and calibrated survival of position k, and whether it stood."""
     import numpy as np
@@ -78,15 +113,15 @@ def survivals(
     stood = [float(r.accepted > k) for r in seen]
     return (
         raw.prod(1).tolist(),
-        apply(raw, temps[: k + 1]).prod(1).tolist(),
+        apply(raw, scale["temperatures"], scale["offsets"]).prod(1).tolist(),
         stood,
     )
 
 
-def measure(rounds: Sequence[Round], k: int, temps: Sequence[float]) -> dict[str, Any]:
+def measure(rounds: Sequence[Round], k: int, scale: dict[str, Any]) -> dict[str, Any]:
     from ..schedule.calibration import auc, ece
 
-    raw, fixed, stood = survivals(rounds, k, temps)
+    raw, fixed, stood = survivals(rounds, k, scale)
     areas = [auc(p, stood) for p in (raw, fixed)]
     return {
         "position": k + 1,
@@ -103,70 +138,42 @@ def measure(rounds: Sequence[Round], k: int, temps: Sequence[float]) -> dict[str
 
 def write(folder: Path, result: dict[str, Any], tested: Sequence[Round]) -> None:
     """``calibration.json`` and ``reliability.svg``, each whole or not at all."""
-    for name, text in (
+    rows = [
+        [
+            Diagram(f"{name}, position {k + 1}", *survivals(of_kind(tested, name), k, part))
+            for k in range(len(part["positions"]))
+        ]
+        for name, part in result.items()
+    ]
+    for file, text in (
         ("calibration.json", json.dumps(result, indent=2) + "\n"),
-        ("reliability.svg", picture(result, tested)),
+        ("reliability.svg", picture(rows)),
     ):
-        scratch = folder / f".{name}.tmp"
+        scratch = folder / f".{file}.tmp"
         try:
             scratch.write_text(text, encoding="utf-8")
-            os.replace(scratch, folder / name)
+            os.replace(scratch, folder / file)
         except OSError as error:
             scratch.unlink(missing_ok=True)
-            raise UsageError(f"cannot write {folder / name}: {error.strerror}") from None
+            raise UsageError(f"cannot write {folder / file}: {error.strerror}") from None
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [
-        f"fitted on {result['rounds']} rounds, judged on {result['held_out_rounds']} others",
-        "position  temperature  observed   before    after    ECE before  after    AUC",
-    ]
-    for row in result["positions"]:
-        area = "    -" if row["auc_after"] is None else f"{row['auc_after']:.3f}"
-        lines.append(
-            f"{row['position']:>8} {result['temperatures'][row['position'] - 1]:>12.2f} "
-            f"{row['observed']:>9.3f} {row['predicted_before']:>8.3f} "
-            f"{row['predicted_after']:>8.3f} {row['ece_before']:>13.3f} {row['ece_after']:>6.3f}"
-            f"  {area}"
-        )
-    return "\n".join(lines)
-
-
-def picture(result: dict[str, Any], tested: Sequence[Round]) -> str:
-    """Reliability diagrams, one a position: predicted against observed, before and after."""
-    from ..schedule.calibration import reliability
-
-    size, gap, body = 170, 40, []
-    for row in result["positions"]:
-        k = row["position"] - 1
-        raw, fixed, stood = survivals(tested, k, result["temperatures"])
-        x0 = gap + k * (size + gap)
-        body.append(
-            f'<text x="{x0}" y="20">position {k + 1}</text>'
-            f'<rect x="{x0}" y="{gap}" width="{size}" height="{size}" fill="none" stroke="#999"/>'
-            f'<path d="M{x0} {gap + size}L{x0 + size} {gap}" stroke="#bbb"/>'
-        )
-        for told, colour in ((raw, "#efb118"), (fixed, "#4269d0")):
-            bins = reliability(told, stood, 10)
-            line = " ".join(
-                f"{x0 + b.predicted * size:.1f},{gap + (1 - b.observed) * size:.1f}" for b in bins
+    lines = []
+    for name, part in result.items():
+        lines += [
+            f"{name}: fitted on {part['rounds']} rounds, judged on "
+            f"{part['held_out_rounds']} others",
+            "position  temperature  offset  observed   before    after    ECE before  after    AUC",
+        ]
+        for row in part["positions"]:
+            at = row["position"] - 1
+            area = "    -" if row["auc_after"] is None else f"{row['auc_after']:.3f}"
+            lines.append(
+                f"{row['position']:>8} {part['temperatures'][at]:>12.2f} "
+                f"{part['offsets'][at]:>7.2f} "
+                f"{row['observed']:>9.3f} {row['predicted_before']:>8.3f} "
+                f"{row['predicted_after']:>8.3f} {row['ece_before']:>13.3f} "
+                f"{row['ece_after']:>6.3f}  {area}"
             )
-            body.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
-            body += [
-                f'<circle cx="{x0 + b.predicted * size:.1f}" '
-                f'cy="{gap + (1 - b.observed) * size:.1f}" fill="{colour}" '
-                f'r="{1.5 + 6 * (b.count / len(stood)) ** 0.5:.1f}" fill-opacity="0.7"/>'
-                for b in bins
-            ]
-    width = gap + len(result["positions"]) * (size + gap)
-    key = (
-        f'<text x="{gap}" y="{2 * gap + size}" fill="#efb118">as drafted</text>'
-        f'<text x="{gap + 90}" y="{2 * gap + size}" fill="#4269d0">calibrated</text>'
-        f'<text x="{gap + 180}" y="{2 * gap + size}">'
-        "across: predicted survival, up: observed</text>"
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{2 * gap + size + 20}" '
-        f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>'
-        f"{''.join(body)}{key}</svg>\n"
-    )
+    return "\n".join(lines)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..errors import ModelError, UsageError
+from .calibration import read_calibration
 from .config import DrafterConfig
 from .model import Drafter
 from .pairing import TargetLike, attach_target, check_pairing
@@ -76,7 +76,7 @@ def load_drafter(
         attach_target(drafter, target, own)
     if quantize_bits is not None:
         quantize_drafter(drafter, quantize_bits)
-    drafter.calibration = _read_calibration(folder, config.block_size)
+    drafter.calibration = read_calibration(folder, config.block_size)
     drafter.eval()
     mx.eval(drafter.parameters(), target_ids if target_ids is not None else [])
     return drafter
@@ -228,23 +228,3 @@ def _quantize(drafter: Drafter, quantization: Any, chosen: Any) -> None:
         bits=quantization["bits"],
         class_predicate=lambda name, module: hasattr(module, "to_quantized") and chosen(name),
     )
-
-
-def _read_calibration(folder: Path, block_size: int) -> list[float] | None:
-    """The temperatures of ``calibration.json``, one a slot; None when there is no such file."""
-    path = folder / "calibration.json"
-    if not path.exists():
-        return None
-    hint = "calibrate again, or delete the file"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))["temperatures"]
-        temperatures = [float(value) for value in values]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"cannot read {path}: {error!r}", hint) from None
-    if len(temperatures) != block_size:
-        raise ModelError(
-            f"{path} holds {len(temperatures)} temperatures for a block of {block_size}", hint
-        )
-    if not all(math.isfinite(t) and t > 0 for t in temperatures):
-        raise ModelError(f"{path} holds a temperature that is not positive", hint)
-    return temperatures

@@ -18,6 +18,7 @@ import mlx.nn as nn
 from ..cache import RowsKV
 from ..errors import CacheError, PairingError
 from .backbone import DraftLayer
+from .calibration import DraftCalibration
 from .confidence import ConfidenceHead
 from .config import DrafterConfig
 from .heads import make_head
@@ -82,7 +83,7 @@ class Drafter(nn.Module):
         super().__init__()
         self.config = config
         self.block_size = config.block_size
-        self.calibration: list[float] | None = None
+        self.calibration: DraftCalibration | None = None
         """Temperature of each slot's confidence logit, for the engine to divide by."""
         self.borrowed: frozenset[str] = frozenset()
         """Which of ``embed_tokens`` and ``lm_head`` are the target's (see ``pairing``)."""

@@ -81,7 +81,7 @@ class DSparkProposer:
         return Draft(
             tokens=out.tokens.astype(mx.int32),
             counts=tuple(row.width for row in rows),
-            confidence=self._confidence(out.confidence_logits, len(rows), width),
+            confidence=self._confidence(out.confidence_logits, rows, width),
             q=sampler.distributions(),
         )
 
@@ -118,13 +118,16 @@ class DSparkProposer:
             self.drafter.extend(features, self._rows.layers)
             self._rows.roll_back(self._rows.lengths)
 
-    def _confidence(self, logits: mx.array | None, rows: int, width: int) -> mx.array:
+    def _confidence(
+        self, logits: mx.array | None, rows: Sequence[DraftRow], width: int
+    ) -> mx.array:
         if logits is None:
             rates = [self._hits.rate(0, k) for k in range(width)]
-            return mx.broadcast_to(mx.array(rates, dtype=mx.float32), (rows, width))
+            return mx.broadcast_to(mx.array(rates, dtype=mx.float32), (len(rows), width))
         logits = logits.astype(mx.float32)
         if self.drafter.calibration is not None:
-            logits = logits / mx.array(self.drafter.calibration[:width], dtype=mx.float32)
+            greedy = [row.params.greedy for row in rows]
+            logits = self.drafter.calibration.apply(logits, greedy)
         return mx.sigmoid(logits)
 
 

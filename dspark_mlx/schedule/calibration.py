@@ -1,8 +1,9 @@
 """Sequential temperature scaling (STS, paper §3.2.1) and how honest a confidence is.
 
-Owns the fit on held-out rounds and the measures of calibration. Order of
-confidences at a position never changes: a temperature is positive. What is
-learned while the engine runs belongs to ``honesty``.
+Owns the fit on held-out rounds and the measures of calibration. A temperature
+alone cannot move a confidence of one half, so a position may have an offset too
+(Platt, 1999). Order of confidences at a position never changes: a temperature
+is positive. What is learned while the engine runs belongs to ``honesty``.
 
 Shapes: ``confidence (N, K)`` is c_k of N drafted blocks; ``accepted (N,)`` is
 how many leading tokens of each the target accepted; ``reached (N,)`` is how
@@ -24,6 +25,7 @@ MIN_ROUNDS = 200
 BINS = 15
 TINY = 1e-6
 GRID: Floats = np.exp(np.linspace(np.log(0.2), np.log(5.0), 97))
+OFFSETS: Floats = np.linspace(-2.0, 2.0, 41)
 
 
 def logit(p: ArrayLike) -> Floats:
@@ -35,13 +37,14 @@ def sigmoid(x: ArrayLike) -> Floats:
     return np.asarray(1.0 / (1.0 + np.exp(-np.asarray(x, np.float64))))
 
 
-def apply(confidence: ArrayLike, temperatures: ArrayLike) -> Floats:
-    """σ(logit(c_k) / T_k), elementwise over ``(..., K)``; extra temperatures are not used."""
+def apply(confidence: ArrayLike, temperatures: ArrayLike, offsets: ArrayLike = 0.0) -> Floats:
+    """σ(logit(c_k) / T_k + b_k), elementwise over ``(..., K)``; extra temperatures are not used."""
     c = np.asarray(confidence, np.float64)
     t = np.asarray(temperatures, np.float64)[: c.shape[-1]]
     if t.shape[-1] < c.shape[-1]:
         raise UsageError(f"{c.shape[-1]} positions, but temperatures for {t.shape[-1]} only")
-    return sigmoid(logit(c) / t)
+    b = np.asarray(offsets, np.float64)
+    return sigmoid(logit(c) / t + (b[: c.shape[-1]] if b.ndim else b))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,10 @@ def auc(predicted: ArrayLike, happened: ArrayLike) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What ``fit`` found: a temperature per position, and the error before and after."""
+    """What ``fit`` found: temperature and offset per position, and the error before and after."""
 
     temperatures: tuple[float, ...]
+    offsets: tuple[float, ...]
     ece_before: tuple[float, ...]
     ece_after: tuple[float, ...]
     auc: tuple[float, ...]
@@ -104,6 +108,7 @@ class Calibration:
     def to_json(self) -> dict[str, object]:
         return {
             "temperatures": list(self.temperatures),
+            "offsets": list(self.offsets),
             "ece_before": list(self.ece_before),
             "ece_after": list(self.ece_after),
             "auc": [None if a != a else a for a in self.auc],
@@ -116,13 +121,15 @@ def fit(
     accepted: ArrayLike,
     reached: ArrayLike | None = None,
     *,
+    offsets: bool = False,
     min_rounds: int = MIN_ROUNDS,
 ) -> Calibration:
     """Temperatures T_1..T_K, left to right, each minimising the ECE of a_k = ∏_{i≤k} c_i.
 
     Positions already calibrated stay fixed while the next is searched on a grid
-    from 0.2 to 5. Raises UsageError for fewer than ``min_rounds`` blocks that
-    reach a position, or for shapes that do not fit.
+    from 0.2 to 5, with ``offsets`` jointly with one from -2 to 2. Raises UsageError
+    for fewer than ``min_rounds`` blocks that reach a position, or for shapes that do
+    not fit.
     """
     c = np.asarray(confidence, np.float64)
     done = np.asarray(accepted, np.int64)
@@ -133,9 +140,11 @@ def fit(
         raise UsageError("confidences must lie between 0 and 1")
     if np.any(done > full) or np.any(full > c.shape[1]):
         raise UsageError("a block cannot accept more tokens than were verified")
+    shifts = OFFSETS if offsets else np.zeros(1)
+    grid = [(float(t), float(b)) for t in (GRID[::3] if offsets else GRID) for b in shifts]
     survival = np.ones(c.shape[0])
     raw = np.cumprod(c, axis=1)
-    temperatures, before, after, rank = [], [], [], []
+    chosen, before, after, rank = [], [], [], []
     for k in range(c.shape[1]):
         # Only blocks sent that far: to add those known to have failed sooner, but not those
         # that may have gone on, would count rejections alone.
@@ -146,16 +155,24 @@ def fit(
                 f"calibrate on at least {min_rounds}",
             )
         y = (done > k)[known]
-        x = logit(c[:, k])[:, None] / GRID
-        candidates = survival[:, None] * sigmoid(x)
-        errors = [ece(candidates[known, i], y) for i in range(len(GRID))]
-        # Among equally good temperatures the one that changes least.
-        best = min(range(len(GRID)), key=lambda i: (round(errors[i], 9), abs(np.log(GRID[i]))))
-        survival = candidates[:, best]
-        temperatures.append(float(GRID[best]))
+        x, so_far = logit(c[:, k])[known], survival[known]
+        errors = [ece(so_far * sigmoid(x / t + b), y) for t, b in grid]
+        # Among equally good ones that which changes least.
+        best = min(
+            range(len(grid)),
+            key=lambda i: (round(errors[i], 9), abs(np.log(grid[i][0])) + abs(grid[i][1])),
+        )
+        temperature, offset = grid[best]
+        survival = survival * sigmoid(logit(c[:, k]) / temperature + offset)
+        chosen.append(grid[best])
         before.append(ece(raw[known, k], y))
         after.append(errors[best])
         rank.append(auc(survival[known], y))
     return Calibration(
-        tuple(temperatures), tuple(before), tuple(after), tuple(rank), int(c.shape[0])
+        tuple(t for t, _ in chosen),
+        tuple(b for _, b in chosen),
+        tuple(before),
+        tuple(after),
+        tuple(rank),
+        int(c.shape[0]),
     )

@@ -13,6 +13,7 @@ import pytest
 from drafter_toys import DRAFTERS, NAMES, ToyTarget, edited_copy, toy_drafter, toy_target
 from mlx.utils import tree_flatten
 
+from dspark_mlx.drafter.calibration import DraftCalibration, Scale
 from dspark_mlx.drafter.load import load_drafter, quantize_drafter
 from dspark_mlx.drafter.model import Drafter
 from dspark_mlx.drafter.pairing import attach_target
@@ -133,13 +134,22 @@ def test_tensors_must_match_the_config(tmp_path: Path, changes: dict[str, Any], 
         ("{", "cannot read"),
         ('{"temperatures": [1, 1]}', "holds 2 temperatures for a block of 5"),
         ('{"temperatures": [1, 1, 0, 1, 1]}', "not positive"),
+        ('{"temperatures": [1, 1, 1, 1, 1], "offsets": [0]}', "holds 1 offsets for a block of 5"),
+        (
+            '{"greedy": {"temperatures": [1, 1, 1, 1, 1], "offsets": [0, 0, 0, 0, NaN]}}',
+            "no number",
+        ),
+        ('{"greedy": [1, 1, 1, 1, 1]}', "cannot read"),
+        ("{}", "cannot read"),
+        ("[]", "cannot read"),
     ],
 )
 def test_bad_calibration_is_refused(tmp_path: Path, text: str, said: str) -> None:
     folder = edited_copy(NAME, tmp_path / "d")
     assert load_drafter(folder).calibration is None
     (folder / "calibration.json").write_text('{"temperatures": [1, 1.5, 2, 1, 0.5]}')
-    assert load_drafter(folder).calibration == [1.0, 1.5, 2.0, 1.0, 0.5]
+    both = Scale((1.0, 1.5, 2.0, 1.0, 0.5), (0.0,) * 5)
+    assert load_drafter(folder).calibration == DraftCalibration(both, both)
     (folder / "calibration.json").write_text(text)
     with pytest.raises(ModelError, match=said):
         load_drafter(folder)

@@ -10,6 +10,7 @@ import pytest
 import toys
 from drafter_toys import toy_drafter
 
+from dspark_mlx.drafter.calibration import DraftCalibration, Scale
 from dspark_mlx.drafter.model import Drafter
 from dspark_mlx.drafter.pairing import attach_target
 from dspark_mlx.engine import Engine
@@ -121,7 +122,8 @@ def test_ids_the_target_does_not_have_are_never_drafted() -> None:
     """A drafter padded to more rows than the target's logits."""
     target, _ = pair()
     drafter = toy_drafter(3, target_layer_ids=TAPS, vocab_size=104, mask_token_id=103)
-    drafter.calibration = [1.0] * drafter.block_size
+    scale = Scale((1.0,) * drafter.block_size, (0.0,) * drafter.block_size)
+    drafter.calibration = DraftCalibration(scale, scale)
     proposer = DSparkProposer(drafter, target.vocab_size)
     row = proposer.new_row()
     _, features = target.forward(mx.array([[3, 4, 5]]), target.make_rows(), TAPS)

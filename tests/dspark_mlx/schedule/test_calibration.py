@@ -33,6 +33,21 @@ def test_an_honest_head_is_left_alone():
     assert all(0.8 < t < 1.25 for t in fit(confidence, accepted).temperatures)
 
 
+def test_offsets_are_found_where_a_temperature_cannot_help():
+    rng = np.random.default_rng(5)
+    truth = rng.normal(0.0, 1.0, size=(6000, 2))
+    accepted = np.cumprod(rng.random((6000, 2)) < sigmoid(truth), axis=1).sum(axis=1)
+    told = sigmoid(truth + 0.7)
+    assert max(fit(told, accepted).ece_after) > 0.05
+    found = fit(told, accepted, offsets=True)
+    assert found.offsets == pytest.approx((-0.7, -0.7), abs=0.25)
+    assert max(found.ece_after) < 0.03
+    assert np.allclose(
+        apply(told, found.temperatures, found.offsets),
+        sigmoid(logit(told) / found.temperatures + found.offsets),
+    )
+
+
 def test_fit_uses_blocks_that_were_cut_short():
     confidence, accepted = blocks(n=20000)
     reached = np.random.default_rng(2).integers(2, 6, size=20000)

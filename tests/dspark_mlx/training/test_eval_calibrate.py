@@ -94,14 +94,41 @@ def overconfident(count: int, seed: int) -> list[Round]:
 def test_calibration_lowers_the_error_on_rounds_it_did_not_see(tmp_path: Path) -> None:
     fitted, tested = overconfident(3000, 1), overconfident(3000, 2)
     result = calibrate_command.calibrate(fitted, tested, 3)
-    for row in result["positions"]:
+    assert set(result) == {"greedy"}, "no sampled reply was played"
+    for row in result["greedy"]["positions"]:
         assert row["ece_after"] < 0.03 < row["ece_before"]
-    assert result["positions"][0]["auc_after"] == result["positions"][0]["auc_before"]
+    first = result["greedy"]["positions"][0]
+    assert first["auc_after"] == first["auc_before"], "the order of confidences stays"
     calibrate_command.write(tmp_path, result, tested)
     kept = json.loads((tmp_path / "calibration.json").read_text())
-    assert len(kept["temperatures"]) == 3
+    assert len(kept["greedy"]["temperatures"]) == len(kept["greedy"]["offsets"]) == 3
     assert (tmp_path / "reliability.svg").read_text().startswith("<svg")
     assert "temperature" in calibrate_command.table(result)
+
+
+def test_greedy_and_sampled_replies_are_calibrated_apart() -> None:
+    """One kind has its tokens accepted more often than told, the other less."""
+
+    def shifted(by: float, temperature: float, seed: int) -> list[Round]:
+        rng = np.random.default_rng(seed)
+        out = []
+        for _ in range(3000):
+            odds = rng.normal(0.0, 1.0)
+            told = float(1 / (1 + np.exp(-odds)))
+            stood = int(rng.random() < 1 / (1 + np.exp(-odds - by)))
+            out.append(Round("chat", temperature, (told,), (told,), 1, stood, stood + 1))
+        return out
+
+    fitted = shifted(0.8, 0.0, 1) + shifted(-0.8, 0.7, 2)
+    tested = shifted(0.8, 0.0, 3) + shifted(-0.8, 0.7, 4)
+    result = calibrate_command.calibrate(fitted, tested, 1)
+    for name, by in (("greedy", 0.8), ("sampled", -0.8)):
+        assert result[name]["offsets"][0] == pytest.approx(by, abs=0.25)
+        assert result[name]["positions"][0]["ece_after"] < 0.03
+        assert result[name]["positions"][0]["ece_before"] > 0.1
+    alone = calibrate_command.calibrate(fitted, tested, 1, offsets=False)
+    assert alone["greedy"]["offsets"] == [0.0]
+    assert alone["greedy"]["positions"][0]["ece_after"] > 0.05, "no temperature moves one half"
 
 
 def test_too_few_rounds_are_refused() -> None:
@@ -118,7 +145,9 @@ def test_a_stored_calibration_is_loaded_with_the_drafter(trained: tuple[Any, Pat
     calibrate_command.write(out, calibrate_command.calibrate(rounds, rounds, 4), rounds)
     try:
         drafter = load_drafter(out, Target(model, model_config(model)))
-        assert drafter.calibration is not None and len(drafter.calibration) == 4
+        assert drafter.calibration is not None
+        assert len(drafter.calibration.greedy.temperatures) == 4
+        assert drafter.calibration.sampled == drafter.calibration.greedy, "all there is"
     finally:
         (out / "calibration.json").unlink()
 
