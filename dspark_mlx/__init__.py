@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .generate import batch_generate as batch_generate
     from .generate import generate as generate
     from .generate import load as load
+    from .generate import make_prompt_cache as make_prompt_cache
     from .generate import stream_generate as stream_generate
     from .registry import ModelEntry as ModelEntry
     from .registry import Registry as Registry
@@ -40,6 +41,7 @@ _HOME = {
     "generate": ".generate",
     "stream_generate": ".generate",
     "batch_generate": ".generate",
+    "make_prompt_cache": ".generate",
     "GenerationResponse": ".generate",
     "Request": ".request",
     "SamplingParams": ".request",

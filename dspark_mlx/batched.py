@@ -16,13 +16,13 @@ from .engine import Engine
 from .errors import ModelError, UsageError
 from .events import Finished, StepDone
 from .request import Method, Request, SamplingParams
-from .session import Session, refuse_max_kv_size, refuse_two, wrapped
+from .session import Session, prompt_ids, refuse_max_kv_size, refuse_two, wrapped
 
 
 def batch_generate(
     model: nn.Module,
     tokenizer: Any,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[str | mx.array | Sequence[int]],
     prompt_caches: None = None,
     max_tokens: int | Sequence[int] = 128,
     verbose: bool = False,
@@ -33,17 +33,23 @@ def batch_generate(
     sampler: Callable[[mx.array], mx.array] | None = None,
     logits_processors: Sequence[Callable[..., mx.array]] | None = None,
     max_kv_size: int | None = None,
+    completion_batch_size: int = 8,
+    prefill_batch_size: int = 1,
+    prefill_step_size: int = 512,
     sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     method: Method = "auto",
     schedule: str = "auto",
-    max_rows: int = 8,
+    max_rows: int | None = None,
     draft_model: Drafter | str | None = None,
     kv_bits: int | None = None,
 ) -> Any:
     """Replies to several prompts at once, as mlx-lm's ``BatchResponse``.
 
     Each reply is what its prompt alone would have given. At most ``max_rows``
-    are decoded at a time; the others follow as rows become free.
+    (``completion_batch_size`` in mlx-lm's words) are decoded at a time; the
+    others follow as rows become free. Prompts are prefilled one after another,
+    ``prefill_step_size`` tokens at a time, whatever ``prefill_batch_size`` says.
+    Raises DsparkError for what cannot be honoured.
     """
     if prompt_caches is not None or return_prompt_caches:
         raise UsageError("prompt_caches are not supported here", "use stream_generate for chats")
@@ -51,16 +57,24 @@ def batch_generate(
     refuse_two(sampler, sampling)
     tokenizer = wrapped(tokenizer)
     session = Session.of(model, tokenizer).variant(draft_model, kv_bits)
-    engine = session.engine(tokenizer, schedule, method, prefill_chunk=512, max_rows=max_rows)
+    engine = session.engine(
+        tokenizer,
+        schedule,
+        method,
+        prefill_chunk=prefill_step_size,
+        max_rows=completion_batch_size if max_rows is None else max_rows,
+    )
     n = len(prompts)
     limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
-    params = sampling or SamplingParams()
+    params = SamplingParams() if sampling is None else sampling
     each = [params] * n if isinstance(params, SamplingParams) else list(params)
+    if not len(limits) == len(each) == n:
+        raise UsageError(f"{n} prompts need {n} values of max_tokens and sampling, or one for all")
     for i, (prompt, limit, one) in enumerate(zip(prompts, limits, each, strict=True)):
         engine.submit(
             Request(
                 str(i),
-                tokens=tuple(prompt),
+                tokens=prompt_ids(tokenizer, prompt),
                 max_tokens=limit,
                 sampling=one,
                 logits_processors=tuple(logits_processors or ()),

@@ -80,6 +80,8 @@ class Engine:
         thinking: bool | None = None,
         monitor: LoadMonitor | None = None,
     ) -> None:
+        if max_rows < 1 or prefill_chunk < 1:  # with none of either no request would ever end
+            raise UsageError("max rows and the prefill step size must be 1 or more")
         self.target = target
         self.tokenizer = tokenizer
         self.policy = policy

@@ -26,8 +26,14 @@ from .events import Event, Finished, Prefill, StepDone
 from .loading import LoadOptions, load_pair, measure, new_engine
 from .registry import Registry
 from .request import Cuts, Method, Request, SamplingParams
-from .session import PromptCache, Session, refuse_max_kv_size, refuse_two, wrapped
-from .text import encode_text
+from .session import (
+    PromptCache,
+    Session,
+    prompt_ids,
+    refuse_max_kv_size,
+    refuse_two,
+    wrapped,
+)
 
 _ids = itertools.count()
 
@@ -61,7 +67,7 @@ class GenerationResponse:
 def make_prompt_cache(model: nn.Module, max_kv_size: int | None = None) -> PromptCache:
     """An empty prompt cache. ``max_kv_size`` is refused: a cache that forgets is not lossless."""
     refuse_max_kv_size(max_kv_size)
-    return PromptCache()
+    return PromptCache(model)
 
 
 def load(
@@ -134,7 +140,7 @@ def stream_generate(
     input_embeddings: mx.array | None = None,
     sampling: SamplingParams | None = None,
     cuts: Cuts | None = None,
-    stop: str | Sequence[str] = (),
+    stop: str | Sequence[str] | None = None,
     method: Method = "auto",
     schedule: str = "auto",
     on_event: Callable[[Event], None] | None = None,
@@ -168,19 +174,16 @@ def stream_generate(
     engine = session.engine(
         tokenizer, schedule, method, prefill_chunk=prefill_step_size, cache=prompt_cache
     )
-    if isinstance(prompt, str):
-        ids = encode_text(tokenizer, prompt)
-    else:
-        ids = list(prompt.tolist() if isinstance(prompt, mx.array) else prompt)
+    ids = prompt_ids(tokenizer, prompt)
     if prompt_cache is not None:
-        ids = [*prompt_cache.tokens, *ids]
+        ids = (*prompt_cache.tokens, *ids)
     request = Request(
         id=f"generate-{next(_ids)}",
-        tokens=tuple(ids),
+        tokens=ids,
         max_tokens=max_tokens,
         sampling=sampling or SamplingParams(),
         cuts=cuts or Cuts(draft_length=num_draft_tokens),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         logits_processors=tuple(logits_processors or ()),
         sampler=None if sampler is greedy_sampler else sampler,
     )

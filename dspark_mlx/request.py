@@ -67,7 +67,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require(0.0 <= self.temperature < float("inf"), "temperature must be 0 or more")
+        _require(0.0 <= self.temperature < float("inf"), "temperature must be finite, 0 or more")
         _require(0.0 < self.top_p <= 1.0, "top-p must be above 0 and at most 1")
         _require(_whole(self.top_k) and self.top_k >= 0, "top-k must be 0 (off) or more")
         _require(0.0 <= self.min_p <= 1.0, "min-p must be between 0 and 1")
@@ -180,6 +180,7 @@ class Request:
         )
         _require(self.method in METHODS, f"method must be one of {', '.join(METHODS)}")
         _require(not isinstance(self.stop, str), "stop must be a tuple of strings, not one string")
+        _require(all(isinstance(s, str) for s in self.stop), "stop strings must be text")
         _require(all(self.stop), "a stop string must not be empty")
 
 

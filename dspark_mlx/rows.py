@@ -18,6 +18,7 @@ from .cache import QuantizedRowsKV, RowsKV
 from .errors import CacheError, UsageError
 
 KV_BITS = (2, 3, 4, 5, 6, 8)
+KV_GROUP_SIZES = (32, 64, 128)  # what MLX quantises at once
 
 
 class Rows:
@@ -119,6 +120,11 @@ class RowsFactory:
             raise UsageError(
                 f"a KV cache of {kv_bits} bits is not possible",
                 f"choose one of {', '.join(map(str, KV_BITS))}",
+            )
+        if group_size is not None and group_size not in KV_GROUP_SIZES:
+            raise UsageError(
+                f"a KV cache in groups of {group_size} is not possible",
+                f"choose one of {', '.join(map(str, KV_GROUP_SIZES))}",
             )
         self._bits = kv_bits
         self._group = group_size

@@ -6,8 +6,11 @@ drafter, the measured prices and the policies that learn are attached to it.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
@@ -21,17 +24,37 @@ from .prefix import Prefix
 from .request import Method
 from .schedule import CostModel, Policy, make_policy
 from .target import Target
+from .text import encode_text
 
 
 class PromptCache:
     """A conversation's KV state between calls; stands in for mlx-lm's list of caches.
 
-    Pass it as ``prompt_cache`` with the new tokens only, as with mlx-lm.
+    Pass it as ``prompt_cache`` with the new tokens only, as with mlx-lm. It
+    belongs to one model (``model``, or that of the first call) and, from the
+    first call on, to one quantisation of the KV cache; others are refused.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         self.tokens: list[int] = []
         self.prefix: Prefix | None = None
+        # Weak, so that a kept conversation does not keep an unloaded model's memory.
+        self._model = weakref.ref(model) if model is not None else None
+        self._kv: tuple[int | None, int | None] | None = None
+
+    def claim(self, target: Target) -> None:
+        """Bind to ``target``; UsageError when the state inside is another's."""
+        kv = (target.kv_bits, target.kv_group_size)
+        if self._model is not None and self._model() is not target.model:
+            raise UsageError(
+                "this prompt_cache belongs to another model", "make one for each model"
+            )
+        if self.tokens and self._kv not in (None, kv):
+            raise UsageError(
+                f"this prompt_cache was begun with {_describe(self._kv)}, not {_describe(kv)}",
+                "keep kv_bits and kv_group_size within a conversation",
+            )
+        self._model, self._kv = weakref.ref(target.model), kv
 
 
 class Session:
@@ -67,10 +90,13 @@ class Session:
     ) -> Session:
         """The same model with another drafter or KV cache; itself where neither differs."""
         pair = self.pair
-        same_cache = kv_bits is None or kv_bits == pair.target.kv_bits
+        same_cache = kv_bits is None or (
+            kv_bits == pair.target.kv_bits and kv_group_size in (None, pair.target.kv_group_size)
+        )
         if draft_model is None and same_cache:
             return self
-        key = (draft_model if isinstance(draft_model, str) else id(draft_model), kv_bits)
+        drafter_key = draft_model if isinstance(draft_model, str) else id(draft_model)
+        key = (drafter_key, None if same_cache else (kv_bits, kv_group_size))
         if key in self._variants:
             return self._variants[key]
         target, drafter = pair.target, pair.drafter
@@ -78,6 +104,7 @@ class Session:
             target = Target(
                 target.model, target.config, kv_bits=kv_bits, kv_group_size=kv_group_size
             )
+            target.check()
         if isinstance(draft_model, str):
             drafter = load_drafter(draft_model, target)
         elif draft_model is not None:
@@ -110,6 +137,8 @@ class Session:
         policy = self._policies.get(schedule)
         if policy is None:
             policy = self._policies[schedule] = make_policy(schedule, cost=self.cost)
+        if cache is not None:
+            cache.claim(pair.target)
         engine = Engine(
             pair.target,
             tokenizer,
@@ -128,11 +157,29 @@ class Session:
         return engine
 
 
+def _describe(kv: tuple[int | None, int | None] | None) -> str:
+    bits, group = kv or (None, None)
+    if bits is None:
+        return "an unquantised KV cache"
+    return f"a KV cache of {bits} bits" + (f" in groups of {group}" if group else "")
+
+
 def wrapped(tokenizer: Any) -> Any:
     """mlx-lm's wrapper around a plain Hugging Face tokenizer; others as they are."""
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return TokenizerWrapper(tokenizer)
     return tokenizer
+
+
+def prompt_ids(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
+    """A prompt's ids: text is encoded, as by mlx-lm; a list or an array of ids is taken."""
+    if isinstance(prompt, str):
+        return tuple(encode_text(tokenizer, prompt))
+    if isinstance(prompt, mx.array):
+        prompt = prompt.tolist()
+    if not isinstance(prompt, Iterable):
+        raise UsageError("a prompt is text, a list of token ids or an array of them")
+    return tuple(prompt)
 
 
 def refuse_two(sampler: object, sampling: object) -> None:

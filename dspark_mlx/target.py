@@ -28,7 +28,8 @@ class Target:
     """A loaded target model.
 
     ``model`` is mlx-lm's module. ``config`` is its config.json as a dict.
-    ``kv_bits`` quantises the KV cache.
+    ``kv_bits`` quantises the KV cache, ``kv_group_size`` values at a time (None:
+    as many as fit the heads).
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Target:
         self.config = config or {}
         self.factory = RowsFactory(model, kv_bits, kv_group_size)
         self.kv_bits = kv_bits
+        self.kv_group_size = kv_group_size
         self.layers: list[nn.Module] = list(model.layers)
         # What drafters share and read; models that name these parts otherwise have none of it
         # and decode without a drafter.

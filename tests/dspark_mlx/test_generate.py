@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from bpe import byte_tokenizer
 from decoding import toy_drafter
+from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.generate import GenerationResponse as TheirResponse
 from mlx_lm.generate import batch_generate as their_batch_generate
-from mlx_lm.generate import generate_step
 from mlx_lm.generate import stream_generate as their_stream_generate
 from mlx_lm.models.cache import make_prompt_cache as their_make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
@@ -103,6 +103,10 @@ def test_options_of_the_step_are_there_too() -> None:
     ours = inspect.signature(stream_generate).parameters
     for name in theirs:
         assert name in ours or name == "stream"
+    theirs = inspect.signature(BatchGenerator).parameters
+    ours = inspect.signature(batch_generate).parameters
+    for name in theirs:  # mlx_lm.batch_generate gives the stop tokens itself
+        assert name in ours or name in ("stream", "stop_tokens")
 
 
 def test_a_script_needs_only_its_import_changed(model: Any, tokenizer: Any) -> None:
@@ -368,6 +372,23 @@ def test_a_conversation_left_early_goes_on_from_what_was_seen(tokenizer: Any) ->
     assert ours == [t for t, _ in steps]
 
 
+def test_a_prompt_cache_is_of_one_model_and_one_quantisation(tokenizer: Any) -> None:
+    model, other = make_model(), make_model(seed=1)
+    cache = make_prompt_cache(model)
+    with pytest.raises(UsageError, match="another model"):
+        generate(other, tokenizer, "Hello", max_tokens=3, prompt_cache=cache)
+    for first, second in (
+        ({}, {"kv_bits": 8}),
+        ({"kv_bits": 8}, {}),
+        ({"kv_bits": 8}, {"kv_bits": 4}),
+    ):
+        cache = dspark_mlx.make_prompt_cache(model)
+        generate(model, tokenizer, "Hello", max_tokens=3, prompt_cache=cache, **first)
+        with pytest.raises(UsageError, match="was begun with"):
+            generate(model, tokenizer, " you", max_tokens=3, prompt_cache=cache, **second)
+        assert generate(model, tokenizer, " you", max_tokens=3, prompt_cache=cache, **first)
+
+
 # -- batches ----------------------------------------------------------------------------------
 
 
@@ -399,7 +420,13 @@ def test_batches_equal_mlx_lms(model: Any, tokenizer: Any) -> None:
             assert a == pytest.approx(b, abs=1e-3)
         assert ours.stats.generation_tokens == theirs.stats.generation_tokens
         assert ours.stats.prompt_tokens == sum(map(len, prompts))
-    assert batch_generate(model, tokenizer, prompts, max_tokens=4).token_ids is None
+    small = {"completion_batch_size": 2, "prefill_batch_size": 2, "prefill_step_size": 2}
+    few = batch_generate(model, tokenizer, prompts, max_tokens=limits, **small)
+    assert few.texts == theirs.texts and few.token_ids is None
+    alike = (["Hello"], [mx.array(prompts[0])])
+    assert [batch_generate(model, tokenizer, one, max_tokens=12).texts for one in alike] == [
+        theirs.texts[:1]
+    ] * 2
 
 
 def test_batches_take_sampling_per_prompt_and_processors(model: Any, tokenizer: Any) -> None:
@@ -435,6 +462,10 @@ def test_batches_take_sampling_per_prompt_and_processors(model: Any, tokenizer: 
         ({"input_embeddings": mx.zeros((1, 4, 32))}, "embeddings"),
         ({"kv_bits": 8, "quantized_kv_start": 5}, "quantized_kv_start"),
         ({"kv_bits": 7}, "7 bits"),
+        ({"kv_bits": 8, "kv_group_size": 7}, "groups of 7"),
+        ({"kv_bits": 8, "kv_group_size": 128}, "8 bits"),  # the toy's heads are 32 wide
+        ({"prefill_step_size": 0}, "prefill step"),
+        ({"stop": b"x"}, "must be text"),
         ({"prompt_cache": []}, "mlx-lm's"),
         ({"draft_model": object()}, "DSpark drafter"),
         ({"draft_model": "/no/such/folder"}, "no drafter folder"),
@@ -460,7 +491,7 @@ def test_what_cannot_be_honoured_is_refused_with_the_reason(
     assert generate(model, tokenizer, [5, 6, 7], max_tokens=3)  # and nothing is broken by it
 
 
-@pytest.mark.parametrize("bad", [[], "", [VOCAB], [-1], [2.5]])
+@pytest.mark.parametrize("bad", [[], "", None, 5, [VOCAB], [-1], [2.5], mx.array([[5, 6]])])
 def test_bad_prompts_are_refused(tokenizer: Any, bad: Any) -> None:
     with pytest.raises(DsparkError):
         list(stream_generate(make_model(), tokenizer, bad))
@@ -472,6 +503,10 @@ def test_refusals_of_batches_and_loading(tokenizer: Any) -> None:
         {"prompt_caches": [[]]},
         {"return_prompt_caches": True},
         {"max_kv_size": 10},
+        {"max_rows": 0},
+        {"prefill_step_size": 0},
+        {"max_tokens": [3, 3]},
+        {"sampling": []},
         {"sampler": make_sampler(temp=1.0), "sampling": SamplingParams()},
     ):
         with pytest.raises(UsageError):
@@ -505,6 +540,18 @@ def test_quantised_caches_are_used(tokenizer: Any) -> None:
         ]
         assert len(tokens) == 4
     assert memory[-1] < 0.5 * memory[0]
+
+
+def test_each_group_size_is_a_cache_of_its_own(tokenizer: Any) -> None:
+    model = make_model()
+    model.args.head_dim = 64
+    model = _lively(llama.Model(model.args), 0, 0.35)
+    memory: list[int] = []
+    for group in (32, 64, None):
+        note = lambda e: memory.append(e.memory.kv) if isinstance(e, StepDone) else 0  # noqa: E731
+        options = {"kv_bits": 8, "kv_group_size": group, "on_event": note}
+        list(stream_generate(model, tokenizer, prompt(30), max_tokens=1, **options))
+    assert memory[0] > memory[1] == memory[2]
 
 
 def test_cuts_hold_for_every_proposer(model: Any, tokenizer: Any) -> None:
