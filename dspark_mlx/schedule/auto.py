@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from . import reasons
 from .cost import CostModel
-from .cuts import any_looks, limit, tokens
-from .early_stop import padded
+from .cuts import Limits, any_looks, limits, tokens
 from .learner import Learner
 from .optimum import level_stop, levels, per_rate
+from .padded import gains_of, padded, survivals
 from .policy import Outcome, Plan, RowView, Schedule
 from .skip import AHEAD, SURE, Budget, Choice, Outlook, Switch, outlook, worth_drafting
 
@@ -44,8 +42,12 @@ class Auto:
         self.switch = Switch()
         self.budget = Budget()
         self._round = _Round("plain")
+        self._moves = 0
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
+        if self._moves != self.learner.correction.moves:
+            self._moves = self.learner.correction.moves
+            self.budget.renew()
         self._round, widths = self._decide(rows)
         self.learner.asked(rows, widths)
         if not any(widths):
@@ -63,7 +65,7 @@ class Auto:
         if not any(caps):
             return _Round("plain", ahead=AHEAD), none
         slow = len(rows) / float(self.learner.step(rows, 0)[0])
-        caps = worth_drafting(self.learner, rows, slow)
+        caps = worth_drafting(self.learner, rows, caps, slow)
         if not any(caps):
             return _Round("plain", ahead=AHEAD), none
         if self.learner.correction.blind(len(rows)):
@@ -77,7 +79,7 @@ class Auto:
             kind = "look" if best.look else "lagged"
             return _Round(kind, best, view), tuple(min(cap, best.width) for cap in caps)
         trial = view.fixed
-        if view.hope <= plain:  # not even a perfect draft would pay
+        if view.hope(len(rows)) <= plain:  # not even a perfect draft would pay
             return _Round("plain", view.plain, view, AHEAD), none
         seconds = (len(rows) + float(view.mean[trial.width])) / trial.rate
         loss = max(seconds * (1.0 - trial.rate / plain), 0.0)
@@ -91,67 +93,50 @@ class Auto:
         drafted: Sequence[int],
         confidence: Sequence[Sequence[float]] | None,
     ) -> Schedule:
-        limits = [
-            limit(row, n, confidence[r] if confidence else None)
-            for r, (row, n) in enumerate(zip(rows, drafted, strict=True))
-        ]
+        allowed = limits(rows, drafted, confidence)
         view, choice = self._round.outlook, self._round.choice
         if view is None or choice is None:
-            return self._unpriced(rows, limits)
+            return self._unpriced(allowed)
         if self._round.kind == "look" and confidence is not None and any(drafted):
-            return self._looked(rows, drafted, confidence, limits, view, choice)
-        return self._settled(rows, limits, view, choice)
+            return self._looked(rows, drafted, confidence, allowed, view, choice)
+        return self._settled(rows, allowed, view, choice)
 
-    def _unpriced(self, rows: Sequence[RowView], limits: list[tuple[int, str]]) -> Schedule:
-        most = max((length for length, _ in limits), default=0)
+    def _unpriced(self, allowed: Limits) -> Schedule:
+        most = max((length for length, _ in allowed), default=0)
         if self._round.kind in ("measure", "check"):
             line = f"measuring what {tokens(most + 1)} per row cost now"
-            limits = [(length, line) for length, _ in limits]
-        return reasons.unpriced(limits, self._round.kind)
+            allowed = [(length, line) for length, _ in allowed]
+        return reasons.unpriced(allowed, self._round.kind)
 
     def _looked(
         self,
         rows: Sequence[RowView],
         drafted: Sequence[int],
         confidence: Sequence[Sequence[float]],
-        limits: Sequence[tuple[int, str]],
+        allowed: Limits,
         view: Outlook,
         choice: Choice,
     ) -> Schedule:
-        most = max(length for length, _ in limits)
+        most = max(length for length, _ in allowed)
         honest = self.learner.honesty.correct(rows, drafted, confidence)
-        survival = np.asarray(np.cumprod(honest, axis=1), np.float64)
-        for r, (length, _) in enumerate(limits):
-            survival[r, length:] = 0.0
         seconds = choice.seconds[: most + 1]
-        marginal = survival.sum(axis=0)[:most]
+        marginal = survivals(honest, allowed).sum(axis=0)[:most]
+        gains = gains_of(marginal)
         rate = max(choice.rate, view.plain.rate)
         if all(row.pathwise for row, n in zip(rows, drafted, strict=True) if n):
-            name = "optimum"
-            gains = np.concatenate([[0.0], np.cumsum(marginal)])
-            width = per_rate(gains, seconds, rate)
-        else:
-            name = "causal"
-            width = int(level_stop(marginal, levels(view.mean[: most + 1], seconds, rate)))
-        made = padded(rows, survival, seconds, width, limits)
-        return Schedule(
-            made.lengths,
-            made.reasons,
-            made.curves,
-            made.predicted_seconds,
-            made.predicted_tps,
-            name,
-        )
+            return padded(gains, seconds, per_rate(gains, seconds, rate), allowed, "optimum")
+        width = level_stop(marginal, levels(view.mean[: most + 1], seconds, rate))
+        return padded(gains, seconds, int(width), allowed, "causal")
 
     def _settled(
         self,
         rows: Sequence[RowView],
-        limits: Sequence[tuple[int, str]],
+        allowed: Limits,
         view: Outlook,
         choice: Choice,
     ) -> Schedule:
         """The lengths the plan settled; only the rows' own cuts can shorten them now."""
-        most = max((length for length, _ in limits), default=0)
+        most = max((length for length, _ in allowed), default=0)
         seconds = choice.seconds[: most + 1]
         gains = view.mean[: most + 1]
         curve = ((len(rows) + gains) / seconds).tolist()
@@ -163,14 +148,14 @@ class Auto:
             line = reasons.plain(width, slow, took, float(view.mean[width]))
             lines = [line] * len(rows)
         elif kind == "probe":
-            lines = ["trying whether drafting pays again" if n else why for n, why in limits]
+            lines = ["trying whether drafting pays again" if n else why for n, why in allowed]
         else:
             line = reasons.chosen(most, took, expected)
-            lines = [line if n == most and n else reasons.kept(n, w, most) for n, w in limits]
+            lines = [line if n == most and n else reasons.kept(n, w, most) for n, w in allowed]
         return Schedule(
-            lengths=tuple(length for length, _ in limits),
+            lengths=tuple(length for length, _ in allowed),
             reasons=tuple(lines),
-            curves=tuple(tuple(curve[: length + 1]) for length, _ in limits),
+            curves=tuple(tuple(curve[: length + 1]) for length, _ in allowed),
             predicted_seconds=took,
             predicted_tps=curve[most],
             policy=kind,

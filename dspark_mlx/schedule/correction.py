@@ -5,7 +5,10 @@ programs). The factor for a shape is a weighted median of measured / predicted
 over the last rounds, nearer shapes and newer rounds counting more: one odd
 round moves nothing, a change is seen within about ten rounds and forgotten as
 fast. What is steadily particular to one shape (a wrong spot in the profile) is
-learned slowly beside it.
+learned slowly beside it, and only holds for the state of the device it was seen
+in: load does not slow every width alike, so when the level of all rounds moves,
+what was particular before is forgotten. Else shapes that were not visited since
+would keep the price of a load that is gone.
 """
 
 from __future__ import annotations
@@ -16,17 +19,23 @@ import numpy as np
 
 from .calibration import Floats
 
-WINDOW = 24
 AGE = 5.0  # rounds after which a measurement counts 1/e
+WINDOW = 16  # rounds kept; older ones would count next to nothing
+PLAIN_WITHIN = 24  # rounds in which a far correction wants a plain one
 WIDEST = 64  # wider rows are neither corrected nor learned from
-NEAR_WIDTH = np.exp(-np.arange(WIDEST + 1) / 2.0)  # weight by the difference in width
-NEAR_ROWS = np.exp(-np.arange(WIDEST + 1) / 1.0)
 OTHER_KIND = 0.5  # weight of a round that looked for one that did not, and back
-_KINDS = np.array([[0], [1]])
+_W = np.arange(WIDEST)
+NEAR = np.exp(-np.abs(_W[:, None] - _W) / 2.0)  # weight of a width (first) for another
+NEAR = np.stack([np.stack([NEAR, OTHER_KIND * NEAR], 1), np.stack([OTHER_KIND * NEAR, NEAR], 1)])
+NEAR = NEAR.reshape(2 * WIDEST, 2, WIDEST)  # by whether each looked, too
+NEAR_ROWS = np.exp(-np.abs(_W[:, None] - _W) / 1.0)
+# Weight of the round in each place of the ring when the last one went to place p: ``AGES[p]``.
+AGES = np.exp(-(1 + (np.arange(WINDOW)[:, None] - np.arange(WINDOW)) % WINDOW) / AGE)
 FAR = math.log(1.25)  # a correction that calls for a look at the plain step
+MOVED = math.log(1.12)  # a change of all rounds that is no noise: the device is in another state
 BOUND = math.log(8.0)
-ODD = 0.5  # most that one round counts in it
-FADE = 40.0  # rounds after which what was particular to a shape counts 1/e
+ODD = 0.5  # most that one round counts in what is particular to a shape
+FADE = 40.0  # rounds after which that counts 1/e
 SLOWEST = 0.03  # least share of a new residual in what is known of its shape
 
 
@@ -48,18 +57,22 @@ class _Shapes:
 
 
 class OnlineCorrection:
-    """``update`` after each round, ``factors`` before the next. Bounded to [1/8, 8]."""
+    """``update`` after each round, ``factors`` before the next. Bounded to [1/8, 8].
+
+    ``moves`` counts how often the level of all rounds has moved.
+    """
 
     def __init__(self) -> None:
-        self._log = np.zeros(WINDOW)
+        self.moves = 0
+        self._log = np.zeros(WINDOW)  # what is left of each round beside its shape's own
+        self._known = np.zeros(WINDOW)  # and that
         self._rows = np.zeros(WINDOW, dtype=np.int64)
-        self._width = np.zeros(WINDOW, dtype=np.int64)
-        self._look = np.zeros(WINDOW, dtype=np.int64)
-        self._when = np.zeros(WINDOW)
+        self._shape = np.zeros(WINDOW, dtype=np.int64)  # its place in NEAR
         self._count = 0
         self._shapes: dict[int, _Shapes] = {}
         self._plain: dict[int, int] = {}
         self._off = 0.0
+        self._level = 0.0
         self._cache: dict[int, Floats] = {}
         self._longest = 0
 
@@ -68,28 +81,48 @@ class OnlineCorrection:
         if not (predicted > 0.0 and measured > 0.0 and width <= WIDEST):
             return
         ratio = min(max(math.log(measured / predicted), -BOUND), BOUND)
-        shapes = self._shapes.setdefault(rows, _Shapes())
         at = int(look), width - 1
-        fade = math.exp((float(shapes.when[at]) - self._count) / FADE)
-        known = float(shapes.log[at]) * fade
+        known = self._particular(rows, at)
         i = self._count % WINDOW
-        self._log[i] = ratio - known
-        self._rows[i], self._width[i], self._look[i] = rows, width, look
-        self._when[i] = self._count
+        self._log[i], self._known[i] = ratio - known, known
+        self._rows[i], self._shape[i] = _row(rows), look * WIDEST + width - 1
         self._count += 1
         self._cache.clear()
-        live = self._live()
-        ages = np.exp((self._when[live] - self._count) / AGE)
-        order = self._log[live].argsort()
-        overall = float(_weighted_median(self._log[live][order], ages[None, order])[0])
-        self._off = overall + known
+        level = self._overall()
+        if abs(level - self._level) > MOVED:
+            level = self._forget()
+            known = 0.0
+        self._off = level + known
         if width == 1:
             self._plain[rows] = self._count
+        shapes = self._shapes.setdefault(rows, _Shapes())
         share = max(SLOWEST, 1.0 / (float(shapes.seen[at]) + 4.0))
-        known += share * min(max(ratio - overall - known, -ODD), ODD)
+        known += share * min(max(ratio - level - known, -ODD), ODD)
         shapes.log[at] = min(max(known, -BOUND), BOUND)
         shapes.seen[at] += 1.0
         shapes.when[at] = self._count
+
+    def _particular(self, rows: int, at: tuple[int, int]) -> float:
+        shapes = self._shapes.get(rows)
+        if shapes is None:
+            return 0.0
+        age = float(shapes.when[at]) - self._count
+        return float(shapes.log[at]) * math.exp(age / FADE)
+
+    def _overall(self) -> float:
+        """The level of the last rounds, whatever their shapes."""
+        order = self._log[: self._live].argsort()
+        weights = AGES[(self._count - 1) % WINDOW, order]
+        return float(_weighted_median(self._log[order], weights[:, None])[0])
+
+    def _forget(self) -> float:
+        """Another state of the device: nothing is known to be particular. Its level."""
+        self.moves += 1
+        self._shapes.clear()
+        self._log += self._known
+        self._known[:] = 0.0
+        self._level = self._overall()
+        return self._level
 
     def blind(self, rows: int) -> bool:
         """Whether rounds are far off their predictions and no recent one was plain.
@@ -97,10 +130,14 @@ class OnlineCorrection:
         Then nothing tells whether all steps are slower or only the wide ones,
         which is what the choice of a width hangs on.
         """
-        return abs(self._off) > FAR and self._count - self._plain.get(rows, -WINDOW) >= WINDOW
+        return (
+            abs(self._off) > FAR
+            and self._count - self._plain.get(rows, -PLAIN_WITHIN) >= PLAIN_WITHIN
+        )
 
-    def _live(self) -> slice:
-        return slice(0, min(self._count, WINDOW))
+    @property
+    def _live(self) -> int:
+        return min(self._count, WINDOW)
 
     def factors(self, rows: int, drafted: int, look: bool) -> Floats:
         """Measured over predicted for rounds that verify 0..``drafted`` tokens."""
@@ -114,24 +151,27 @@ class OnlineCorrection:
         """Factors ``(2, count)`` without and with a look."""
         if not self._count:
             return np.ones((2, count))
-        live = self._live()
-        order = self._log[live].argsort()
-        log, look = self._log[live][order], self._look[live][order]
-        near = np.exp((self._when[live][order] - self._count) / AGE)
-        near *= NEAR_ROWS[np.minimum(np.abs(self._rows[live][order] - rows), WIDEST)]
-        away = np.abs(np.arange(1, count + 1)[:, None] - self._width[live][order])
-        width = NEAR_WIDTH[np.minimum(away, WIDEST)] * near
-        kind = np.where(look == _KINDS, 1.0, OTHER_KIND)
-        weights = (kind[:, None, :] * width).reshape(2 * count, -1)
-        logs = _weighted_median(log, weights).reshape(2, count)
+        order = self._log[: self._live].argsort()
+        near = AGES[(self._count - 1) % WINDOW, order]
+        near = near * NEAR_ROWS[_row(rows), self._rows[order]]
+        widths = min(count, WIDEST)
+        weights = NEAR[self._shape[order], :, :widths] * near[:, None, None]
+        logs = _weighted_median(self._log[order], weights.reshape(len(order), 2 * widths))
+        logs = logs.reshape(2, widths)
         shapes = self._shapes.get(rows)
         if shapes is not None:
-            n = min(count, WIDEST)
-            logs[:, :n] += shapes.at(self._count, n)
-        return np.asarray(np.exp(np.minimum(np.maximum(logs, -BOUND), BOUND)))
+            logs += shapes.at(self._count, widths)
+        factors = np.ones((2, count))
+        np.exp(np.minimum(np.maximum(logs, -BOUND), BOUND), out=factors[:, :widths])
+        return factors
+
+
+def _row(rows: int) -> int:
+    """Where ``rows`` are in NEAR_ROWS; so many rows are never served at once."""
+    return min(rows, WIDEST) - 1
 
 
 def _weighted_median(values: Floats, weights: Floats) -> Floats:
-    """Sorted ``values (N,)`` under each row of ``weights (M, N)``: ``(M,)``."""
-    mass = weights.cumsum(axis=1)
-    return np.asarray(values[(mass >= 0.5 * mass[:, -1:]).argmax(axis=1)])
+    """Sorted ``values (N,)`` under each column of ``weights (N, M)``: ``(M,)``."""
+    mass = weights.cumsum(axis=0)
+    return np.asarray(values[(mass >= 0.5 * mass[-1]).argmax(axis=0)])

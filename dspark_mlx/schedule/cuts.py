@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from ..request import Cuts
 from .policy import RowView
 
+Limits = Sequence[tuple[int, str]]  # per row: most tokens it may verify, and what limits it
+
 
 def tokens(n: int) -> str:
     return "1 token" if n == 1 else f"{n} tokens"
@@ -64,3 +66,21 @@ def limit(
         if survival < cuts.p_survival_min:
             return k, f"survival {survival:.2f} of token {k + 1} is below {cuts.p_survival_min:g}"
     return length, reason
+
+
+def limits(
+    rows: Sequence[RowView],
+    drafted: Sequence[int],
+    confidence: Sequence[Sequence[float]] | None,
+    cuts: Cuts | None = None,
+) -> list[tuple[int, str]]:
+    """``limit`` of every row; ``cuts`` apply to all of them beside each row's own."""
+    return [
+        limit(
+            row,
+            drafted[r],
+            confidence[r] if confidence else None,
+            None if cuts is None else stricter(cuts, row.cuts),
+        )
+        for r, row in enumerate(rows)
+    ]

@@ -9,15 +9,14 @@ optimum when throughput has one peak and may stop short before a cliff.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heapreplace
 
-import numpy as np
-
-from .calibration import Floats
 from .cost import CostModel
-from .cuts import limit
+from .cuts import limits
 from .learner import Learner
+from .padded import gains_of, padded, survivals
 from .policy import Outcome, Plan, RowView, Schedule
-from .reasons import kept, trimmed, unpriced
+from .reasons import unpriced
 
 
 def prefix_schedule(
@@ -31,19 +30,24 @@ def prefix_schedule(
     """
     rows = len(survival)
     lengths = [0] * rows
-    candidates = [
-        (-a, r, j) for r, row in enumerate(survival) for j, a in enumerate(row, 1) if a > 0
-    ]
-    candidates.sort()  # equal survivals: by row, then by position, whatever their tokens
+    # The best candidate left of each row; equal survivals by row, whatever their tokens.
+    heap = [(-row[0], r, 1) for r, row in enumerate(survival) if len(row) and row[0] > 0]
+    heapify(heap)
     batch, expected, widest = rows, float(rows), 0
     best = expected / seconds(batch, 1)
-    for minus_a, r, j in candidates:
+    while heap:
+        minus_a, r, j = heap[0]
         batch, expected, widest = batch + 1, expected - minus_a, max(widest, j)
         throughput = expected / seconds(batch, widest + 1)
         if throughput <= best:
             break
         best = throughput
         lengths[r] = j
+        row = survival[r]
+        if j < len(row) and row[j] > 0:
+            heapreplace(heap, (-row[j], r, j + 1))
+        else:
+            heappop(heap)
     return tuple(lengths)
 
 
@@ -73,48 +77,16 @@ class EarlyStop:
         drafted: Sequence[int],
         confidence: Sequence[Sequence[float]] | None,
     ) -> Schedule:
-        limits = [
-            limit(row, n, confidence[r] if confidence else None)
-            for r, (row, n) in enumerate(zip(rows, drafted, strict=True))
-        ]
-        most = max((length for length, _ in limits), default=0)
+        allowed = limits(rows, drafted, confidence)
+        most = max((length for length, _ in allowed), default=0)
         if confidence is None or not most or not self.learner.cost.known:
-            return unpriced(limits)
+            return unpriced(allowed)
         honest = self.learner.honesty.correct(rows, drafted, confidence)
-        survival = np.asarray(np.cumprod(honest, axis=1), np.float64)
-        for r, (length, _) in enumerate(limits):
-            survival[r, length:] = 0.0
+        survival = survivals(honest, allowed)[:, :most]
         seconds = self.learner.seconds(rows, drafted, True, most)
         prices = seconds.tolist()
         chosen = prefix_schedule(survival.tolist(), lambda _, w: float(prices[w - 1]))
-        return padded(rows, survival, seconds, max(chosen), limits)
+        return padded(gains_of(survival.sum(axis=0)), seconds, max(chosen), allowed)
 
     def observe(self, outcome: Outcome) -> None:
         self.learner.observe(outcome)
-
-
-def padded(
-    rows: Sequence[RowView],
-    survival: Floats,
-    seconds: Floats,
-    width: int,
-    limits: Sequence[tuple[int, str]],
-) -> Schedule:
-    """The schedule in which every row verifies up to ``width``, with its reasons and curves.
-
-    ``survival (R, K)`` is 0 beyond each row's limit; ``seconds[W]`` the round.
-    """
-    gains = np.zeros(len(seconds))
-    gains[1:] = np.cumsum(survival.sum(axis=0))[: len(seconds) - 1]
-    curve = ((len(rows) + gains) / seconds).tolist()
-    cut = trimmed(gains, seconds, width)
-    lengths = tuple(min(width, length) for length, _ in limits)
-    return Schedule(
-        lengths=lengths,
-        reasons=tuple(
-            cut if width < length else kept(length, why, width) for length, why in limits
-        ),
-        curves=tuple(tuple(curve[: length + 1]) for length, _ in limits),
-        predicted_seconds=float(seconds[width]),
-        predicted_tps=curve[width],
-    )

@@ -23,35 +23,44 @@ KEPT_ROWS = 64  # rows remembered after they have left
 
 
 class Ring:
-    """The last ``SAMPLES`` gain curves ``(SAMPLES, block + 1)`` and tokens there ``(SAMPLES,)``.
+    """The last ``SAMPLES`` gain curves ``(SAMPLES, block + 1)``.
 
-    ``total (block + 1,)`` is the sum of the curves; ``short`` says whether in
-    some of these rounds the proposer had less than a block.
+    ``there[i]`` counts the tokens that the proposer had in round i.
     """
 
-    __slots__ = ("_next", "gains", "own", "short", "there", "total")
+    __slots__ = ("_next", "gains", "own", "there")
 
-    def __init__(self, gains: Floats, there: Floats, start: int = 0) -> None:
+    def __init__(self, gains: Floats, there: list[int], start: int = 0) -> None:
         self.gains, self.there = gains, there
         self._next = start % SAMPLES
         self.own = 0
-        self._sum()
 
-    def _sum(self) -> None:
-        self.total: Floats = self.gains.sum(axis=0)
-        self.short = bool(self.there.min() < self.gains.shape[1] - 1)
+    @property
+    def short(self) -> bool:
+        """Whether the proposer had less than a block in some of these rounds."""
+        return bool(min(self.there) < self.gains.shape[1] - 1)
 
-    def push(self, gain: Floats, there: int) -> None:
+    @property
+    def mean(self) -> Floats:
+        """Tokens won by each length ``(block + 1,)``, on average."""
+        return np.asarray(np.add.reduce(self.gains) / SAMPLES)
+
+    def won(self, length: int) -> float:
+        """Tokens won by one length, on average."""
+        return float(sum(self.gains[:, length].tolist())) / SAMPLES
+
+    def push(self, gain: Floats, there: int, times: int = 1) -> None:
+        for _ in range(times):
+            i = self._next
+            self.gains[i], self.there[i] = gain, there
+            self._next = (i + 1) % SAMPLES
         self.own += 1
-        for _ in range(2 if self.own <= EAGER else 1):
-            self.gains[self._next] = gain
-            self.there[self._next] = there
-            self._next = (self._next + 1) % SAMPLES
-        self._sum()
 
     def copy(self, shift: int) -> Ring:
         """Rows that borrow the same rounds must not all be lucky in the same sample."""
-        return Ring(np.roll(self.gains, shift, axis=0), np.roll(self.there, shift), self._next)
+        k = shift % SAMPLES
+        there = self.there[SAMPLES - k :] + self.there[: SAMPLES - k]
+        return Ring(np.roll(self.gains, k, axis=0), there, self._next)
 
 
 class History:
@@ -65,22 +74,28 @@ class History:
 
     def observe(self, outcome: Outcome, asked: Sequence[int], honest: Floats) -> None:
         """``asked (R,)`` tokens each row's proposer was asked for; ``honest (R, K)`` its c_k."""
+        if not any(asked):
+            return
+        count, width = honest.shape
+        chance = np.zeros((count, max(width, *(row.block for row in outcome.rows))))
+        chance[:, :width] = honest
+        there = list(outcome.drafted)
+        for r, row in enumerate(outcome.rows):
+            n, block = there[r], row.block
+            # The proposer had no more to give, unless it was not asked for more.
+            if 0 < asked[r] <= n:
+                there[r] = block
+                if n < block:
+                    chance[r, n:block] = self._honesty.rates(row, block)[n:]
+        gains = np.zeros((count, chance.shape[1] + 1))
+        np.multiply.accumulate(chance, axis=1).cumsum(axis=1, out=gains[:, 1:])
         for r, row in enumerate(outcome.rows):
             if not asked[r]:
                 continue
-            n, block = outcome.drafted[r], row.block
-            chance = np.zeros(block)
-            chance[:n] = honest[r, :n]
-            there = n  # the proposer had no more to give, unless it was not asked for more
-            if n >= asked[r]:
-                there = block
-                if n < block:
-                    chance[n:] = self._honesty.rates(row, block)[n:]
-            gain = np.zeros(block + 1)
-            np.cumsum(np.multiply.accumulate(chance), out=gain[1:])
+            gain = gains[r, : row.block + 1]
             own = self.ring(row)
-            own.push(gain, there)
-            self._methods[row.method, block].push(gain, there)
+            own.push(gain, there[r], 2 if own.own < EAGER else 1)
+            self._methods[row.method, row.block].push(gain, there[r])
 
     def ring(self, row: RowView) -> Ring:
         """The row's curves, for its present block."""
@@ -91,8 +106,9 @@ class History:
             if pool is None:
                 guess = np.zeros(row.block + 1)
                 np.cumsum(np.cumprod(self._honesty.rates(row, row.block)), out=guess[1:])
-                full = np.full(SAMPLES, float(row.block))
-                pool = self._methods[key] = Ring(np.tile(guess, (SAMPLES, 1)), full)
+                pool = self._methods[key] = Ring(
+                    np.tile(guess, (SAMPLES, 1)), [row.block] * SAMPLES
+                )
             self._born += 1
             own = self._rows[row.request_id] = pool.copy(7 * self._born)
             while len(self._rows) > KEPT_ROWS:

@@ -17,12 +17,12 @@ import numpy as np
 
 from .calibration import Floats
 from .cost import CostModel
-from .cuts import any_looks, limit
-from .history import SAMPLES
+from .cuts import any_looks, limits
 from .learner import Learner
 from .optimum import per_round
+from .padded import padded
 from .policy import Outcome, Plan, RowView, Schedule
-from .reasons import kept, trimmed, unpriced
+from .reasons import unpriced
 
 LAG = 2
 
@@ -63,7 +63,7 @@ class Lagged:
                 continue
             gain = old.get(row.request_id)
             if gain is None:
-                gain = self.learner.history.ring(row).total / SAMPLES
+                gain = self.learner.history.ring(row).mean
             gain = gain[: row.cap + 1]
             n = min(len(gain), most + 1)
             total[:n] += gain[:n]
@@ -76,33 +76,16 @@ class Lagged:
         drafted: Sequence[int],
         confidence: Sequence[Sequence[float]] | None,
     ) -> Schedule:
-        limits = [
-            limit(row, n, confidence[r] if confidence else None)
-            for r, (row, n) in enumerate(zip(rows, drafted, strict=True))
-        ]
-        most = max((length for length, _ in limits), default=0)
-        width = self._width
-        if width is None:
-            return unpriced(limits)
-        gains = self.gains(rows, most)
+        allowed = limits(rows, drafted, confidence)
+        if self._width is None:
+            return unpriced(allowed)
+        most = max((length for length, _ in allowed), default=0)
         seconds = self.learner.seconds(rows, drafted, confidence is not None, most)
-        reached = min(width, most)
-        cut = trimmed(gains, seconds, reached)
-        curve = ((len(rows) + gains) / seconds).tolist()
-        return Schedule(
-            lengths=tuple(min(width, length) for length, _ in limits),
-            reasons=tuple(
-                cut if width < length else kept(length, why, reached) for length, why in limits
-            ),
-            curves=tuple(tuple(curve[: length + 1]) for length, _ in limits),
-            predicted_seconds=float(seconds[reached]),
-            predicted_tps=curve[reached],
-        )
+        return padded(self.gains(rows, most), seconds, min(self._width, most), allowed)
 
     def observe(self, outcome: Outcome) -> None:
-        self.learner.observe(outcome)
-        honest = self.learner.honesty.correct(outcome.rows, outcome.drafted, outcome.confidence)
-        gains = np.cumsum(np.cumprod(honest, axis=1), axis=1)
+        honest = self.learner.observe(outcome)
+        gains = np.multiply.accumulate(honest, axis=1).cumsum(axis=1)
         self._past.append(
             {
                 row.request_id: np.concatenate([[0.0], gains[r, : outcome.drafted[r]]])

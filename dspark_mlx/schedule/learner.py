@@ -64,10 +64,11 @@ class Learner:
         """Remember what a plan asked each row's proposer for."""
         self._asked = {row.request_id: widths[r] for r, row in enumerate(rows)}
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: Outcome) -> Floats:
+        """Learn from a round; returns its honest confidences ``(R, K)``."""
         rows = outcome.rows
         if not rows:
-            return
+            return np.zeros((0, 0))
         asked = [
             max(self._asked.get(row.request_id, 0), outcome.drafted[r])
             for r, row in enumerate(rows)
@@ -80,9 +81,9 @@ class Learner:
             predicted += float(self.draft(rows, outcome.drafted, drafted)[drafted])
             self.correction.update(len(rows), widest + 1, look, predicted, outcome.round_seconds)
         self.cost.learn(len(rows), widest + 1, outcome.round_seconds)
-        self.honesty.observe(outcome)
-        honest = self.honesty.correct(rows, outcome.drafted, outcome.confidence)
+        honest = self.honesty.observe(outcome)
         self.history.observe(outcome, asked, honest)
+        return honest
 
     # -- before anything was measured ---------------------------------------------------
 

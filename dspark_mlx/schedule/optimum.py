@@ -18,8 +18,11 @@ what was known before any row's x_w was drawn.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .calibration import Floats
+
+Counts = NDArray[np.int64]
 
 
 def per_round(rows: int, gains: Floats, seconds: Floats) -> int:
@@ -57,18 +60,17 @@ def level_stop(marginal: Floats, least: Floats) -> Floats:
     return np.asarray(np.logical_and.accumulate(enter, axis=-1).sum(axis=-1))
 
 
-def fixed_rates(
-    rows: int, gains: Floats, there: Floats, draft: Floats, step: Floats, factor: Floats
-) -> Floats:
-    """Tokens/s of drafting and verifying W every round, for each W: ``(K + 1,)``.
+def fixed_seconds(there: Counts, draft: Floats, step: Floats, factor: Floats) -> Floats:
+    """Mean seconds of drafting and verifying W every round, for each W: ``(K + 1,)``.
 
-    ``gains (N, K + 1)`` are past rounds, ``there (N,)`` how many tokens the
-    proposers had in them: a round with fewer is verified, and paid, as such.
+    ``there (N,)`` is how many tokens the proposers had in past rounds: one with
+    fewer is verified, and paid, as such.
     """
-    k = gains.shape[1]
-    verified = np.minimum(np.arange(k)[None, :], there[:, None]).astype(np.int64)
-    seconds = ((draft + step[verified]) * factor[verified]).sum(axis=0)
-    return np.asarray((rows * len(gains) + gains.sum(axis=0)) / seconds)
+    k = len(step)
+    if there.min() >= k - 1:
+        return np.asarray((draft + step) * factor)
+    verified = np.minimum(np.arange(k)[None, :], there[:, None])
+    return np.asarray(((draft + step[verified]) * factor[verified]).mean(axis=0))
 
 
 def attainable(rows: int, gains: Floats, seconds: Floats, rate: float, causal: bool) -> float:

@@ -43,8 +43,12 @@ class RowView:
     @property
     def cap(self) -> int:
         """Most tokens worth verifying: the target adds one of its own to those accepted."""
-        limit = self.block if self.cuts.draft_length is None else self.cuts.draft_length
-        return max(0, min(self.block, limit, self.remaining - 1))
+        most, limit = self.block, self.cuts.draft_length
+        if limit is not None and limit < most:
+            most = limit
+        if self.remaining <= most:
+            most = self.remaining - 1
+        return most if most > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)

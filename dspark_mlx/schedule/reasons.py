@@ -6,10 +6,8 @@ the numbers are those of all rows together, since one width is chosen for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from .calibration import Floats
-from .cuts import tokens
+from .cuts import Limits, tokens
 from .policy import Schedule
 
 
@@ -35,7 +33,7 @@ def plain(draft: int, seconds: float, saved: float, won: float) -> str:
     return f"decoding plainly: drafting {draft} would cost {cost}"
 
 
-def unpriced(limits: Sequence[tuple[int, str]], policy: str = "") -> Schedule:
+def unpriced(limits: Limits, policy: str = "") -> Schedule:
     """Without a measured cost nothing is trimmed beyond what each row's own limits say."""
     return Schedule(
         lengths=tuple(length for length, _ in limits),

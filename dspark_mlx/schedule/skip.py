@@ -11,14 +11,14 @@ hysteresis; ``Budget`` the bound.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from .calibration import Floats
 from .history import SAMPLES
 from .learner import Learner
-from .optimum import attainable, fixed_rates
+from .optimum import Counts, attainable, fixed_seconds
 from .policy import RowView
 
 MARGIN = 0.02  # how much better drafting must look before it is taken up again
@@ -26,13 +26,12 @@ SURE = 1.1  # so many times plain decoding is no longer in doubt
 SHARE = 0.007  # of all time, most that drafting may lose while it is in doubt
 CREDIT = 1.5  # plain rounds that may be lost before any were earned
 KEPT = 20.0  # plain rounds won that are kept to be risked later
-AHEAD = 16  # plain rounds promised at most: load may change, a forecast with it
+AHEAD = 10  # plain rounds promised at most: a load that ends must show within 15
 RECENT = 12.0  # drafting rounds that show whether the forecast holds
 PAUSE = 6  # rounds between probes at least
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """One way to spend rounds, and the tokens/s of all rows it should reach.
 
     ``width`` tokens are drafted; with ``look`` fewer may be verified. Width 0
@@ -46,14 +45,13 @@ class Choice:
     seconds: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(NamedTuple):
     """What a plan was made from: all rows together, padded to the widest.
 
     ``gains (N, K + 1)`` past rounds, ``mean (K + 1,)`` their average;
     ``plain`` the choice of not drafting, ``fixed`` the best width without a
-    look, ``best`` the best way to draft; ``hope`` the tokens/s if all that is
-    drafted were accepted.
+    look, ``best`` the best way to draft; ``each (K + 1,)`` the mean
+    seconds of drafting and verifying each width.
     """
 
     gains: Floats
@@ -61,16 +59,22 @@ class Outlook:
     plain: Choice
     fixed: Choice
     best: Choice
-    hope: float
+    each: Floats
+
+    def hope(self, rows: int) -> float:
+        """Tokens/s if all that is drafted were accepted."""
+        return rows * float((np.arange(2, len(self.each) + 1) / self.each[1:]).max())
 
 
-def worth_drafting(learner: Learner, rows: Sequence[RowView], rate: float) -> tuple[int, ...]:
-    """Caps per row, 0 for rows whose own draft costs more than it could ever win.
+def worth_drafting(
+    learner: Learner, rows: Sequence[RowView], caps: Sequence[int], rate: float
+) -> tuple[int, ...]:
+    """``caps``, but 0 for rows whose own draft costs more than it could ever win.
 
     In a padded step one row's verification is paid by the widest row, its draft
     is not.
     """
-    caps = [row.cap for row in rows]
+    caps = list(caps)
     counts: dict[str, int] = {}
     for row, cap in zip(rows, caps, strict=True):
         if cap:
@@ -86,7 +90,7 @@ def worth_drafting(learner: Learner, rows: Sequence[RowView], rate: float) -> tu
             drafts = learner.cost.drafts
             more = drafts(row.method, n, row.block) - drafts(row.method, n - 1, row.block)
             extra[key] = more
-        if more[cap] > 0.0 and learner.history.ring(row).total[cap] < SAMPLES * rate * more[cap]:
+        if more[cap] > 0.0 and learner.history.ring(row).won(cap) < rate * more[cap]:
             caps[r] = 0
             counts[row.method] -= 1
     return tuple(caps)
@@ -103,7 +107,9 @@ def outlook(
     blind = learner.correction.factors(count, most, False)
     alone = step[:1] * blind[:1]
     plain = Choice(0, False, count / float(alone[0]), alone)
-    rates = fixed_rates(count, total, there, draft, step, blind)
+    mean = np.add.reduce(total) / SAMPLES
+    each = fixed_seconds(there, draft, step, blind)
+    rates = (count + mean) / each
     rates[0] = 0.0
     width = int(np.argmax(rates))
     seconds = (step[: width + 1] + draft[width]) * blind[: width + 1]
@@ -117,17 +123,15 @@ def outlook(
             rate = attainable(count, total[:, : block + 1], seconds, known, causal)
             if rate > best.rate or (must_look and not best.look):
                 best = Choice(block, True, rate, seconds)
-    accepted = np.arange(1, most + 1)
-    hope = (count + count * accepted) / ((step[1:] + draft[1:]) * blind[1:])
-    return Outlook(total, total.sum(axis=0) / SAMPLES, plain, fixed, best, float(hope.max()))
+    return Outlook(total, mean, plain, fixed, best, each)
 
 
 def _together(
     learner: Learner, rows: Sequence[RowView], caps: Sequence[int], most: int
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Counts]:
     """Gains ``(SAMPLES, most + 1)`` of all rows, and tokens the longest draft had."""
     total = np.zeros((SAMPLES, most + 1))
-    there, least = np.zeros(SAMPLES), 0
+    there, least = np.zeros(SAMPLES, np.int64), 0
     for row, cap in zip(rows, caps, strict=True):
         if not cap:
             continue
@@ -148,7 +152,8 @@ class Budget:
     """Bounds, in seconds, what drafting may lose against plain decoding.
 
     Losses may add up to a share of all time spent and a few rounds of credit;
-    gains pay them back, and a few are kept for worse times.
+    gains pay them back, and a few are kept for worse times. ``renew`` allows
+    the few rounds of credit once more.
     """
 
     def __init__(self, share: float = SHARE) -> None:
@@ -172,6 +177,12 @@ class Budget:
         short = self.lost + loss - self.earned - CREDIT * plain_seconds
         rounds = short / (self.share * plain_seconds)
         return int(min(max(rounds, self.pause, 0.0), AHEAD))
+
+    def renew(self) -> None:
+        """The device is in another state: what was lost in the last one proves nothing."""
+        self.lost = min(self.lost, self.earned)
+        self.pause = 0
+        self._won = max(self._won, 0.0)
 
     def charge(self, seconds: float, tokens: int, plain_rate: float, rows: int) -> None:
         """A round that drafted took ``seconds`` for ``tokens``; plain makes ``plain_rate`` /s."""

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..request import Cuts
-from .cuts import any_looks, limit, stricter
+from .cuts import any_looks, limits
 from .policy import Outcome, Plan, RowView, Schedule
+from .reasons import unpriced
 
 FOREVER = 1 << 30  # rounds: static limits never change their mind
 
@@ -56,14 +57,7 @@ class Threshold:
         drafted: Sequence[int],
         confidence: Sequence[Sequence[float]] | None,
     ) -> Schedule:
-        limits = [
-            limit(row, n, confidence[r] if confidence else None, stricter(self.cuts, row.cuts))
-            for r, (row, n) in enumerate(zip(rows, drafted, strict=True))
-        ]
-        return Schedule(
-            lengths=tuple(length for length, _ in limits),
-            reasons=tuple(reason for _, reason in limits),
-        )
+        return unpriced(limits(rows, drafted, confidence, self.cuts))
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn: static limits stay as they were given."""

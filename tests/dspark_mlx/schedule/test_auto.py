@@ -151,7 +151,7 @@ def test_a_row_that_never_wins_is_not_drafted_for():
     for _ in range(60):
         plan, _ = play(policy, rows, [[0.95] * 7, [0.01] * 7], [7, 0])
     assert plan.widths[0] > 0 and plan.widths[1] == 0
-    assert worth_drafting(policy.learner, rows, 20.0) == (7, 0)
+    assert worth_drafting(policy.learner, rows, (7, 7), 20.0) == (7, 0)
 
 
 def test_auto_says_which_rule_it_used_and_uses_the_optimum_only_where_it_is_lossless():
@@ -209,6 +209,20 @@ def test_the_budget_bounds_the_loss(rounds):
             total += 1 / plain_rate
         worst = max(worst, lost - 0.007 * total)
     assert worst <= 1.5 / plain_rate + 0.5
+
+
+def test_another_state_of_the_device_allows_the_credit_once_more_and_no_more():
+    budget, plain = Budget(), 0.05
+    while budget.left(0.0, plain):
+        budget.charge(0.2, 1, 1 / plain, 1)
+    assert not budget.proven
+    budget.renew()
+    assert budget.proven and budget.left(plain, plain) and not budget.left(2 * plain, plain)
+    gained = Budget()
+    gained.charge(0.1, 8, 1 / plain, 1)
+    kept = gained.lost
+    gained.renew()
+    assert gained.lost == kept < 0.0
 
 
 def test_drafting_is_taken_up_again_only_for_a_clear_difference():

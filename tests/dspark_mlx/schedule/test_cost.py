@@ -174,6 +174,24 @@ def test_the_correction_is_bounded(rounds):
         assert np.all((factors >= 0.124) & (factors <= 8.001))
 
 
+@pytest.mark.parametrize("visited", [(1,), (3,), (8,)])
+def test_what_was_particular_under_load_does_not_outlast_it(visited):
+    """Load slows every width differently; widths not seen since must not keep its price."""
+    correction = OnlineCorrection()
+    feed(correction, 30, 1.0, widths=(1, 3, 8))
+    feed(correction, 80, lambda w: 1.2 + 0.2 * w, widths=(1, 3, 3, 8))
+    feed(correction, 15, 1.0, widths=visited)
+    for look in (False, True):
+        assert correction.factors(1, 7, look) == pytest.approx(1.0, rel=0.02)
+    assert correction.moves >= 2
+
+
+def test_noise_does_not_count_as_another_state_of_the_device():
+    correction, rng = OnlineCorrection(), np.random.default_rng(0)
+    feed(correction, 500, lambda w: float(np.exp(0.05 * rng.normal())), widths=(1, 4, 7))
+    assert correction.moves == 0
+
+
 def test_a_wrong_spot_in_the_profile_is_learned():
     correction = OnlineCorrection()
     feed(correction, 200, lambda w: 1.5 if w == 5 else 1.0, widths=(1, 3, 5, 3))
