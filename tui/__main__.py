@@ -94,8 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace, make_engine: Any = None) -> int:
     """``make_engine`` replaces the engine's thread, for tests."""
-    from . import backend as backends
     from . import paths
+    from .backend import Backend, EngineBackend, TracingBackend
+    from .replay import ReplayBackend, recording
     from .settings import SettingsFile
 
     if not args.speed > 0:
@@ -105,14 +106,14 @@ def run(args: argparse.Namespace, make_engine: Any = None) -> int:
     once = args.once or not (sys.stdin.isatty() and sys.stdout.isatty())
     if once:
         prompt = _with_input(prompt)
-    backend: backends.Backend
+    backend: Backend
     if args.replay:
-        events = backends.recording(args.replay)
-        backend = backends.ReplayBackend(events, args.speed, play=not prompt)
+        events = recording(args.replay)
+        backend = ReplayBackend(events, args.speed, play=not prompt)
     else:
-        backend = backends.EngineBackend(make_engine)
+        backend = EngineBackend(make_engine)
     if args.trace:
-        backend = backends.TracingBackend(backend, args.trace)
+        backend = TracingBackend(backend, args.trace)
     settings = SettingsFile(paths.settings_file())
     if once:
         import dataclasses

@@ -23,15 +23,15 @@ from textual.binding import Binding
 from dspark_mlx.errors import DsparkError
 from dspark_mlx.events import Failed, Notice
 from dspark_mlx.registry import DEFAULT_MODEL, Registry
-from dspark_mlx.request import Request
 
-from . import clipboard, export, paths, themes
-from .backend import LOAD, Backend, ReplayBackend
+from . import clipboard, crash, export, opening, paths, themes
+from .backend import Backend
 from .commands import ChatCommands
 from .conversation import Conversation
+from .engine import Engine
 from .screens.chat import ChatScreen
 from .sessions import SessionStore
-from .settings import Settings, SettingsFile
+from .settings import SettingsFile
 from .state import LiveState
 
 BEAT = 1 / 12  # seconds between two looks at the engine's events
@@ -71,15 +71,13 @@ class ChatApp(App[None]):
         self.live = LiveState()
         super().__init__()
         self.backend, self.store = backend, store
+        self.engine = Engine(backend, self.live)
         self.start = start or Start()
         self.settings_file = settings_file
         self._kept = settings_file.load()  # as on disk; settings adds the command line's
         self.settings = dataclasses.replace(self._kept, **self.start.pinned)
         self.inputs: list[str] = []
-        self.wanted_model = ""
         self._interrupted = -_QUIT_SECONDS
-        self._asked_to_load: tuple[Any, ...] = ()
-        self._early: list[Request] | None = []  # None once the first load has been asked for
         self.crash = ""
         self.leaving = False
         self._beat = 0
@@ -90,13 +88,7 @@ class ChatApp(App[None]):
 
     @property
     def replaying(self) -> bool:
-        return isinstance(self.replay, ReplayBackend)
-
-    @property
-    def replay(self) -> Any:
-        """The replay backend, also below a trace; None when an engine runs."""
-        inner = getattr(self.backend, "_inner", self.backend)
-        return inner if isinstance(inner, ReplayBackend) else None
+        return self.engine.replay is not None
 
     @property
     def chat(self) -> ChatScreen:
@@ -104,7 +96,7 @@ class ChatApp(App[None]):
 
     @property
     def model_name(self) -> str:
-        return self.live.loaded.model if self.live.loaded else self.wanted_model
+        return self.live.loaded.model if self.live.loaded else self.engine.wanted
 
     def get_default_screen(self) -> ChatScreen:
         return ChatScreen()
@@ -137,11 +129,9 @@ class ChatApp(App[None]):
                 await self.chat.open(conversation)
         self._pump_timer = self.set_interval(BEAT, self.pump)
         self.first_load()
-        early, self._early = self._early or [], None
-        for request in early:
-            self.backend.submit(request)
-        if self.start.prompt and self.wanted_model:
-            await self.chat.ask(self.chat.pane, self.start.prompt)
+        self.engine.release()
+        if self.start.prompt and self.engine.wanted:
+            await self.chat.turns.ask(self.chat.pane, self.start.prompt)
         elif self.start.prompt:  # kept until there is a model to ask
             self.chat.pane.prompt.put(self.start.prompt)
 
@@ -167,25 +157,17 @@ class ChatApp(App[None]):
 
     async def _shutdown(self) -> None:
         self.leaving = True  # also where nobody called exit()
+        with contextlib.suppress(Exception):
+            self.chat.save_now()  # the last second; later there are no panes any more
         await super()._shutdown()
 
     async def on_unmount(self) -> None:
-        with contextlib.suppress(Exception):
-            self.chat.save_now()
         await asyncio.to_thread(self.backend.close)
         self.store.close()
 
     def _fatal_error(self) -> None:
         """A fault of ours: the traceback goes to the log, one line to the terminal."""
-        text = traceback.format_exc()
-        try:
-            path = paths.log_file()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as log:
-                log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n")
-            self.crash = f"dspark-chat: error: the chat crashed; the details are in {path}"
-        except OSError:
-            self.crash = f"dspark-chat: error: the chat crashed: {text.strip().splitlines()[-1]}"
+        self.crash = crash.note(traceback.format_exc())
         self._close_messages_no_wait()
 
     # The engine
@@ -193,10 +175,7 @@ class ChatApp(App[None]):
     async def pump(self) -> None:
         if self.leaving:
             return
-        try:
-            events = self.backend.drain()
-        except Exception as error:
-            events = [Failed(f"the engine is gone: {error}", "load the model again with F5")]
+        events = self.engine.drain()
         if not events and self._painted:
             return
         self._beat += 1
@@ -221,33 +200,11 @@ class ChatApp(App[None]):
                 raise
 
     def load(self, model: str) -> None:
-        settings = self.settings
-        self.wanted_model = model or "recording"
-        self._asked_to_load = (model, settings.drafter, settings.kv_bits)
         try:
-            if not self.replaying:
-                Registry.load().resolve(model)  # the engine does it too; this answers at once
+            self.engine.load(model, self.settings)
         except DsparkError as error:
-            self.live.apply(Failed(error.message, error.hint))
             self.notify(str(error), severity="error", markup=False, timeout=15)
-            self.wanted_model = ""
-            self.chat.tell()
-            return
-        self.live.failure = None
-        self.backend.load(
-            model, method=settings.method, schedule=settings.schedule, options=settings.options()
-        )
         self.chat.tell()
-
-    def cancel_load(self) -> None:
-        self.backend.cancel(LOAD)
-
-    def submit(self, request: Request) -> None:
-        """Pass a request on; one typed before the first load was asked for waits for that."""
-        if self._early is not None:
-            self._early.append(request)
-        else:
-            self.backend.submit(request)
 
     def save(self, conversation: Conversation) -> None:
         """Put the conversation on disk now; a full disk is told and does not stop the chat."""
@@ -309,110 +266,25 @@ class ChatApp(App[None]):
         self.run_worker(work(), group="copy")
 
     def action_monitor(self) -> None:
-        from .screens.monitor import MonitorScreen
-
-        self.push_screen(MonitorScreen(self.live))
+        opening.monitor(self)
 
     def action_sessions(self) -> None:
-        from .screens.sessions import SessionsScreen
-
-        self.chat.save_now()
-
-        async def opened(session: int | None) -> None:
-            conversation = self.store.load(session) if session is not None else None
-            if conversation is not None:
-                await self.chat.open(conversation)
-
-        def gone(session: int) -> None:
-            self.run_worker(self.chat.forget_session(session))
-
-        self.push_screen(SessionsScreen(self.store, gone, self._renamed), opened)
-
-    def _renamed(self, session: int, title: str) -> None:
-        for conversation in self.chat.sessions_open():
-            if conversation.session == session:
-                conversation.title = title
-        self.chat.tell()
+        opening.sessions(self)
 
     def action_models(self, first: bool = False) -> None:
-        from .screens.models import ModelsScreen
-
-        def chosen(model: str | None) -> None:
-            if model:
-                self.change(model=model)
-                self.load(model)
-
-        self.push_screen(ModelsScreen(self.wanted_model, first), chosen)
+        opening.models(self, first)
 
     def action_settings(self) -> None:
-        from .screens.settings import SettingsScreen
-
-        async def done(settings: Settings | None) -> None:
-            if settings is None:
-                return
-            values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
-            self.change(**{k: v for k, v in values.items() if v != getattr(self.settings, k)})
-            chat = self.chat
-            chat.set_class(settings.live_panel, "-live")
-            for pane in chat.panes:
-                pane.show_origin(settings.token_colours)
-            needed = (settings.model or DEFAULT_MODEL, settings.drafter, settings.kv_bits)
-            if not self.replaying and needed != self._asked_to_load:
-                self.load(needed[0])
-
-        actions = sorted({binding.id for _, binding in self._bindings_with_ids()})
-        themes_known = sorted(self.available_themes)
-        self.push_screen(SettingsScreen(self.settings, themes_known, actions), done)
-
-    def _bindings_with_ids(self) -> list[tuple[str, Any]]:
-        from .screens.monitor import MonitorScreen
-        from .widgets.message import MessageView
-        from .widgets.prompt import Prompt
-
-        found = []
-        for owner in (Prompt, ChatScreen, ChatApp, MessageView, MonitorScreen):
-            for binding in owner.BINDINGS:
-                if isinstance(binding, Binding) and binding.id:
-                    key = self.settings.keys.get(binding.id, binding.key)
-                    found.append((key, binding))
-        return found
+        opening.settings(self)
 
     def action_help(self) -> None:
-        from .screens.help import HelpScreen
-
-        keys = [
-            (key.replace(",", ", "), binding.description, binding.id or "")
-            for key, binding in self._bindings_with_ids()
-        ]
-        self.push_screen(HelpScreen(keys))
+        opening.help_screen(self)
 
     def action_system_prompt(self) -> None:
-        from .screens.dialogs import AskText
-
-        pane = self.chat.pane
-
-        def done(text: str | None) -> None:
-            if text is not None:
-                pane.conversation.system = text
-                if pane.conversation.session is not None:
-                    self.save(pane.conversation)
-                self.notify("System prompt set for this chat.")
-
-        self.push_screen(AskText("System prompt of this chat", pane.conversation.system), done)
+        opening.system_prompt(self)
 
     def action_rename(self) -> None:
-        from .screens.dialogs import AskLine
-
-        conversation = self.chat.pane.conversation
-
-        def done(title: str | None) -> None:
-            if title and title.strip():
-                conversation.title = title.strip()
-                if conversation.session is not None:
-                    self.store.rename(conversation.session, conversation.title)
-                self.chat.tell()
-
-        self.push_screen(AskLine("Title of this chat", conversation.title), done)
+        opening.rename(self)
 
     def action_export(self, kind: str) -> None:
         try:
@@ -423,15 +295,6 @@ class ChatApp(App[None]):
             self.notify(f"Exported to {path}", markup=False)
 
     def action_replay(self, what: str) -> None:
-        """Commands of the replay backend: pause, faster, slower, restart."""
-        replay = self.replay
-        if replay is None:
-            return
-        if what == "pause":
-            replay.paused = not replay.paused
-        elif what == "restart":
-            replay.restart()
-        else:
-            replay.speed *= 2.0 if what == "faster" else 0.5
-        state = "paused" if replay.paused else f"{replay.speed:g}× speed"
-        self.notify(f"Recording: {state}")
+        """Pause a recording, play it ``faster`` or ``slower``, or ``restart`` it."""
+        if self.engine.replay is not None:
+            self.notify(f"Recording: {self.engine.replay.control(what)}")

@@ -14,8 +14,8 @@ from pathlib import Path
 from dspark_mlx.errors import DsparkError, UsageError
 
 from .app import ChatApp, Start
-from .backend import ReplayBackend, recording
 from .paths import write_atomic
+from .replay import ReplayBackend, recording
 from .sessions import SessionStore
 from .settings import SettingsFile
 

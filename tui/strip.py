@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from dspark_mlx.events import RowStep
 
 from .canvas import Canvas
-from .state import RequestState
+from .request_state import RequestState
 from .text import clean
 
 _SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}

@@ -89,12 +89,15 @@ def step(
 class ScriptedBackend:
     """Replies with the texts of ``replies`` in turn; ``hold`` keeps them from going on.
 
+    ``hold_after`` sets ``hold`` once so many more rounds were handed out.
+
     ``calls`` lists every command received.
     """
 
     def __init__(self, replies: list[str] | None = None, auto_load: bool = True) -> None:
         self.replies = deque(replies or [])
         self.hold = False
+        self.hold_after: int | None = None
         self.words = 6  # a round
         self.auto_load = auto_load
         self.calls: list[tuple[Any, ...]] = []
@@ -144,6 +147,9 @@ class ScriptedBackend:
             texts = [words.popleft() for _ in range(min(self.words, len(words)))]
             if texts:
                 events.append(step(request_id, texts, self._count))
+                if self.hold_after is not None:
+                    self.hold_after -= 1
+                    self.hold, self.hold_after = self.hold_after < 1, self.hold_after or None
             if not words:
                 del self._running[request_id]
                 events.append(finished(request_id))

@@ -9,7 +9,8 @@ from scripted import LOADED, ScriptedBackend, step
 from dspark_mlx.errors import DsparkError, UsageError
 from dspark_mlx.events import Failed, Finished, Loaded, Notice, Queued, StepDone, to_json
 from dspark_mlx.request import Request
-from tui.backend import EngineBackend, ReplayBackend, TracingBackend, recording
+from tui.backend import EngineBackend, TracingBackend
+from tui.replay import ReplayBackend, recording
 
 
 class Clock:

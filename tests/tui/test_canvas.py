@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 from make_trace import make
 from rich.cells import cell_len
 
-from tui import charts, strip
+from tui import strip
 from tui.canvas import Canvas, nice_ceiling
+from tui.charts import gauges, scheduling, timelines
 from tui.state import LiveState
 
 DRAWS = [
     value
-    for name, value in vars(charts).items()
+    for module in (timelines, scheduling, gauges)
+    for value in vars(module).values()
     if callable(value) and getattr(value, "__annotations__", {}).get("return") == "Canvas"
 ]
 
@@ -87,26 +89,27 @@ def test_every_chart_draws_at_any_size_and_with_nothing_known(draw, size, state)
 
 
 def test_the_speed_up_is_a_number_on_the_screen(state: LiveState) -> None:
-    title = charts.speed(state, 60, 6).plain()[0]
+    title = timelines.speed(state, 60, 6).plain()[0]
     assert f"×{state.speedup:.2f}" in title and f"plain {state.baseline:.1f}" in title
-    assert f"×{state.speedup:.2f}" in charts.status_line(state, 100).plain()[0]
+    assert f"×{state.speedup:.2f}" in gauges.status_line(state, 100).plain()[0]
 
 
 def test_axes_do_not_depend_on_the_data_where_the_scale_is_known(state: LiveState) -> None:
-    assert "100%" in charts.acceptance(state, 40, 6).plain()[1]
-    assert charts.acceptance(LiveState(), 40, 6).plain()[1].startswith("100%")
-    assert charts.cuts_over_time(state, 40, 6).plain()[1].strip().startswith("7")
-    assert charts.accepted_length(state, 40, 6).plain()[1].strip().startswith("8")
+    assert "100%" in timelines.acceptance(state, 40, 6).plain()[1]
+    assert timelines.acceptance(LiveState(), 40, 6).plain()[1].startswith("100%")
+    assert timelines.cuts_over_time(state, 40, 6).plain()[1].strip().startswith("7")
+    assert timelines.accepted_length(state, 40, 6).plain()[1].strip().startswith("8")
 
 
 def test_the_decision_marks_the_chosen_length(state: LiveState) -> None:
-    text = "\n".join(charts.decision(state, 40, 8).plain())
+    text = "\n".join(scheduling.decision(state, 40, 8).plain())
     assert "◆" in text and state.last_row is not None
     assert f"verify {state.last_row.scheduled}:" in text
 
 
 def test_time_lines_show_the_same_rounds(state: LiveState) -> None:
-    rows = [draw(state, 45, 8).plain() for draw in (charts.acceptance, charts.accepted_length)]
+    draws = (timelines.acceptance, timelines.accepted_length)
+    rows = [draw(state, 45, 8).plain() for draw in draws]
     assert all(any(0x2800 < ord(c) < 0x2900 for c in "".join(r[1:])) for r in rows)
 
 

@@ -10,7 +10,7 @@ import pytest
 from make_trace import make
 from scripted import ScriptedBackend, step
 
-from tui.backend import ReplayBackend
+from tui.replay import ReplayBackend
 from tui.screens.monitor import MonitorScreen
 from tui.widgets.chart import Chart
 from tui.widgets.live import LivePanel
@@ -99,14 +99,13 @@ async def test_the_panel_shows_speed_against_the_baseline(chat) -> None:
         live = c.app.live
         speedup = f"×{live.speedup:.2f}"
         await c.until(lambda: speedup in c.screen())
-        screen = c.screen()
         for name in ("tokens/s", "draft length", "cuts", "kept at position", "round", "time",
-                     "memory", "context", "slowdown", "acceptance"):  # fmt: skip
-            assert name in screen, name
-        assert f"over {live.baseline:.1f} plain" in screen
+                     "memory", "context", "slowdown", "acceptance",
+                     f"over {live.baseline:.1f} plain"):  # fmt: skip
+            await c.until(lambda name=name: name in c.screen(), name)
         await c.press("ctrl+l")
         await c.until(lambda: not c.app.chat.query_one(LivePanel).display)
-        assert "kept at position" not in c.screen()
+        await c.until(lambda: "kept at position" not in c.screen())
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (40, 10), (20, 5)])
@@ -190,15 +189,18 @@ async def test_the_themes_reach_the_charts(chat, theme: str) -> None:
     async with chat(replay(play=False), size=(160, 50), pinned={"theme": theme}) as c:
         await c.say("Go", wait=False)
         await play(c, 2.0)
-        colours = {
-            segment.style.color.name
-            for chart in c.app.chat.query(Chart)
-            if chart.size
-            for segment in chart.render_line(1)
-            if segment.style and segment.style.color
-        }
         wanted = c.app.theme_variables["dspark-draft"].lower()
-        assert wanted in {name.lower() for name in colours}
+
+        def colours() -> set[str]:
+            return {
+                segment.style.color.name.lower()
+                for chart in c.app.chat.query(Chart)
+                if chart.size
+                for segment in chart.render_line(1)
+                if segment.style and segment.style.color
+            }
+
+        await c.until(lambda: wanted in colours(), wanted)
 
 
 async def test_light_and_dark_grounds_get_colours_with_contrast(chat) -> None:

@@ -34,11 +34,13 @@ async def test_sessions_are_listed_searched_resumed_renamed_exported_deleted(
     async with chat(ScriptedBackend(["About whales.", "About [ants]."]), store=store) as c:
         await c.say("Whales?")
         await c.press("ctrl+n")
+        await c.until(lambda: len(c.app.chat.panes) == 2)
         await c.say("Ants?")
         await c.press("ctrl+o")
         screen = await opened(c, SessionsScreen)
         options = screen.query_one(OptionList)
-        assert options.option_count == 2 and "Ants?" in c.screen() and "2 messages" in c.screen()
+        await c.until(lambda: options.option_count == 2)
+        await c.until(lambda: "Ants?" in c.screen() and "2 messages" in c.screen())
         await c.press("slash", *"whal")
         await c.until(lambda: options.option_count == 1)
         await c.until(lambda: "… Whales?" in c.screen(), "where the search matched")
@@ -47,7 +49,7 @@ async def test_sessions_are_listed_searched_resumed_renamed_exported_deleted(
         c.app.screen.query_one(Input).value = "Big [b]animals"
         await c.press("enter")
         await opened(c, SessionsScreen)
-        assert any(entry.title == "Big [b]animals" for entry in store.entries())
+        await c.until(lambda: any(entry.title == "Big [b]animals" for entry in store.entries()))
         screen.query_one(Input).value = ""
         await c.until(lambda: options.option_count == 2)
         options.focus()
@@ -88,9 +90,8 @@ async def test_the_picker_says_size_fit_and_place_and_keeps_the_draft(chat) -> N
         c.pane.prompt.put("my draft")
         await c.press("f5")
         screen = await opened(c, ModelsScreen)
-        text = c.screen()
-        assert "smollm2-135m" in text and "MB" in text and "fits" in text
-        assert "to download" in text and "drafter" in text
+        for word in ("smollm2-135m", "MB", "fits", "to download", "drafter"):
+            await c.until(lambda word=word: word in c.screen(), word)
         screen.query_one(Input).focus()
         screen.query_one(Input).value = "org/some-model"
         await c.press("enter")
@@ -109,7 +110,8 @@ async def test_a_download_shows_progress_and_can_be_cancelled(chat) -> None:
         await c.until(lambda: ("cancel", "load") in backend.calls)
         backend.emit(Failed("the download was cancelled", "choose a model with F5"))
         await c.until(lambda: "the download was cancelled" in c.screen())
-        assert "fetching" not in c.screen() and c.app.is_running
+        await c.until(lambda: "fetching" not in c.screen())
+        assert c.app.is_running
 
 
 async def test_the_first_start_offers_the_default_model_without_configuration(
@@ -118,7 +120,7 @@ async def test_the_first_start_offers_the_default_model_without_configuration(
     backend = ScriptedBackend()
     async with chat(backend, wait=False, pinned={"model": ""}) as c:
         screen = await opened(c, ModelsScreen)
-        assert "Nothing is set up yet" in c.screen()
+        await c.until(lambda: "Nothing is set up yet" in c.screen())
         assert screen.query_one(OptionList).highlighted == 0
         assert backend.calls == [], "nothing is downloaded unasked"
         await c.press("enter")
@@ -128,7 +130,8 @@ async def test_the_first_start_offers_the_default_model_without_configuration(
 async def test_a_first_prompt_waits_in_the_box_until_there_is_a_model(chat) -> None:
     async with chat(wait=False, pinned={"model": ""}, prompt="Why?") as c:
         await opened(c, ModelsScreen)
-        assert c.pane.prompt.text == "Why?" and c.backend.requests == []
+        await c.until(lambda: c.pane.prompt.text == "Why?")
+        assert c.backend.requests == []
 
 
 async def test_an_unknown_model_is_one_line_and_the_chat_goes_on(chat) -> None:
@@ -156,7 +159,8 @@ async def test_settings_are_checked_kept_and_used(chat, tmp_path: Path) -> None:
         screen = await opened(c, SettingsScreen)
         screen.query_one("#temperature", Input).value = "hot"
         await c.press("ctrl+s")
-        assert "temperature must be a number" in str(screen.query_one(".wrong", Static).visual)
+        wrong = screen.query_one(".wrong", Static)
+        await c.until(lambda: "temperature must be a number" in str(wrong.visual))
         screen.query_one("#temperature", Input).value = "0.7"
         screen.query_one("#top_k", Input).value = "40"
         screen.query_one("#seed", Input).value = "5"
@@ -165,10 +169,10 @@ async def test_settings_are_checked_kept_and_used(chat, tmp_path: Path) -> None:
         screen.query_one("#keys", TextArea).text = "chat.monitor = ctrl+b\n"
         await c.press("ctrl+s")
         await c.until(lambda: not isinstance(c.app.screen, SettingsScreen))
+        await c.until(lambda: ("set_schedule", "fixed") in c.backend.calls)
         kept = SettingsFile(path).load()
         assert (kept.temperature, kept.top_k, kept.seed) == (0.7, 40, 5)
         assert kept.schedule == "fixed" and not kept.live_panel
-        assert ("set_schedule", "fixed") in c.backend.calls
         await c.say("Go")
         assert c.backend.requests[0].sampling.temperature == 0.7
         await c.press("ctrl+b")
@@ -181,7 +185,8 @@ async def test_a_key_for_an_unknown_action_is_refused(chat) -> None:
         screen = await opened(c, SettingsScreen)
         screen.query_one("#keys", TextArea).text = "fly = ctrl+b"
         await c.press("ctrl+s")
-        assert "known action" in str(screen.query_one(".wrong", Static).visual)
+        wrong = screen.query_one(".wrong", Static)
+        await c.until(lambda: "known action" in str(wrong.visual))
         await c.press("escape")
 
 
@@ -240,6 +245,7 @@ async def test_a_system_prompt_is_set_for_one_chat(chat) -> None:
         screen = await opened(c, AskText)
         screen.query_one(TextArea).text = "Answer in [verse].\nAlways."
         await c.press("ctrl+s")
+        await c.until(lambda: c.conversation.system)
         await c.say("Go")
         assert c.backend.requests[0].messages[0]["content"] == "Answer in [verse].\nAlways."
         assert store.load(c.conversation.session).system.startswith("Answer in")
@@ -289,7 +295,7 @@ async def test_a_draft_never_sent_is_there_at_the_next_start(chat) -> None:
         unsent = store.unsent()
         store.close = lambda: None  # type: ignore[method-assign]  # the next app uses it too
     async with chat(store=store) as c:
-        assert c.pane.prompt.text == "half a thought"
+        await c.until(lambda: c.pane.prompt.text == "half a thought")
         assert c.conversation.session == unsent
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,7 @@ SHOTS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
 async def shoot(open_chat: Any, size: tuple[int, int], keys: tuple[str, ...]) -> str:
     from make_trace import make
 
-    from tui import backend
-    from tui.screens import chat as chat_screen
+    from tui.replay import ReplayBackend
 
     class Clock:
         now = 0.0
@@ -39,8 +39,8 @@ async def shoot(open_chat: Any, size: tuple[int, int], keys: tuple[str, ...]) ->
             return self.now
 
     # Request ids are drawn by chance; the picture must not be.
-    chat_screen.secrets.token_hex = lambda n: "0" * 2 * n  # type: ignore[assignment]
-    replay = backend.ReplayBackend(make(1, 200), 1.0, Clock(), play=False)
+    secrets.token_hex = lambda n: "0" * 2 * n  # type: ignore[assignment]
+    replay = ReplayBackend(make(1, 200), 1.0, Clock(), play=False)
     async with open_chat(replay, size=size) as c:
         await c.say("Explain it", wait=False)
         replay._clock.now = 3.0  # type: ignore[attr-defined]
@@ -49,14 +49,15 @@ async def shoot(open_chat: Any, size: tuple[int, int], keys: tuple[str, ...]) ->
         await c.press(*keys)
         c.app.screen.set_focus(None)  # no blinking cursor
         c.app.screen.redraw()
-        await c.pilot.pause(0.3)
-        return str(c.screen())
+        before, now = "", str(c.screen())
+        while now != before:  # until nothing more is painted
+            await c.pilot.pause(0.3)
+            before, now = now, str(c.screen())
+        return now
 
 
 @pytest.mark.parametrize("name", SHOTS)
 async def test_the_screen_looks_as_it_did(chat, name: str, monkeypatch) -> None:
-    import secrets
-
     monkeypatch.setattr(secrets, "token_hex", secrets.token_hex)  # put back at the end
     size, keys = SHOTS[name]
     expected = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -13,17 +12,19 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from dspark_mlx.errors import DsparkError
-from dspark_mlx.events import Event, Finished, Queued, StepDone
+from dspark_mlx.events import Event, Finished
 
-from .. import charts
-from ..conversation import Conversation, Message
-from ..text import one_line, size
-from ..widgets.bars import Tab, TabBar
+from ..charts import gauges
+from ..conversation import Conversation
+from ..replay import adopted
+from ..saving import Autosave
+from ..turns import Turns
+from ..widgets.bars import Tab, TabBar, engine_note
 from ..widgets.chart import Chart
 from ..widgets.live import LivePanel
 from ..widgets.message import MessageView
 from ..widgets.pane import Pane
+from ..widgets.panes import Panes
 from ..widgets.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -74,25 +75,23 @@ class ChatScreen(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self._tabs = TabBar()
-        self._box = Horizontal(id="panes")
-        self._current = 0
-        self._split = False
-        self._dirty: set[int] = set()  # ids of conversations with an unsaved draft
-        self._saved: dict[int, int] = {}  # message row: characters on disk
+        self._panes = Panes(id="panes")
+        self._autosave = Autosave()
 
     @property
     def chat(self) -> ChatApp:
         return cast("ChatApp", self.app)
 
     def compose(self) -> ComposeResult:
+        self.turns = Turns(self.chat)
         # Kept at hand: they are wanted many times a second, and a query walks every widget.
         live = self.chat.live
         yield self._tabs
         with Horizontal(id="body"):
-            yield self._box
+            yield self._panes
             self._panel = LivePanel(live)
             yield self._panel
-        self._status = Chart(lambda w, h: charts.status_line(live, w, h), classes="status")
+        self._status = Chart(lambda w, h: gauges.status_line(live, w, h), classes="status")
         yield self._status
         yield Footer(compact=True)
 
@@ -107,39 +106,30 @@ class ChatScreen(Screen[None]):
 
     @property
     def panes(self) -> list[Pane]:
-        return [child for child in self._box.children if isinstance(child, Pane)]
+        return self._panes.all
 
     @property
     def pane(self) -> Pane:
-        panes = self.panes
-        return panes[min(self._current, len(panes) - 1)]
+        return self._panes.current
 
     async def open(self, conversation: Conversation) -> Pane:
         """Show a conversation in a new pane, or the pane that has it already."""
-        for index, pane in enumerate(self.panes):
-            same = conversation.session is not None
-            if same and pane.conversation.session == conversation.session:
-                self.show(index)
-                return pane
+        place = self._panes.place_of(conversation.session)
+        if place is not None:
+            self.show(place)
+            return self.pane
         app = self.chat
         pane = Pane(conversation, app.live, app.settings.token_colours, _WELCOME, app.inputs)
-        empty = [p for p in self.panes if not p.conversation.messages and not p.prompt.text.strip()]
-        await self._box.mount(pane)
+        empty = self._panes.never_begun
+        await self._panes.mount(pane)
         if conversation.messages or conversation.draft:
-            for old in empty:  # a chat never begun is not worth a tab
-                await old.remove()
+            for old in empty:
+                await old.leave()
         self.show(self.panes.index(pane))
         return pane
 
     def show(self, index: int) -> None:
-        panes = self.panes
-        self._current = index % len(panes)
-        other = (self._current + 1) % len(panes)
-        visible = {self._current, other} if self._split and len(panes) > 1 else {self._current}
-        for number, pane in enumerate(panes):
-            pane.display = number in visible
-        # The one typed into may be either; focus follows the tab.
-        self.pane.prompt.focus()
+        self._panes.show(index)
         self.tell()
 
     @on(TabBar.Chosen)
@@ -147,48 +137,18 @@ class ChatScreen(Screen[None]):
         self.show(event.index)
 
     def on_descendant_focus(self) -> None:
-        """With two panes side by side the focused one is the current one."""
-        if self.focused is None:
-            return
-        for index, pane in enumerate(self.panes):
-            if pane in self.focused.ancestors and index != self._current:
-                self._current = index
-                self.tell()
+        if self._panes.follow_focus(self.focused):
+            self.tell()
 
     def tell(self) -> None:
         """Bring the top row up to date."""
         if not self.is_mounted:
             return
         tabs = tuple(
-            Tab(pane.conversation.name, index == self._current, bool(pane.conversation.active))
+            Tab(pane.conversation.name, index == self._panes.at, bool(pane.conversation.active))
             for index, pane in enumerate(self.panes)
         )
-        self._tabs.show(tabs, self.engine_note())
-
-    def engine_note(self) -> str:
-        live = self.chat.live
-        if live.loading is not None:
-            step = live.loading
-            words = {
-                "download": "fetching",
-                "convert": "converting",
-                "load": "loading",
-                "check": "checking",
-                "profile": "measuring the device",
-            }
-            note = f"{words.get(step.stage, step.stage)} {step.detail}".strip()
-            if step.total:
-                note += f" {100 * step.done / step.total:.0f}%"
-                if step.stage == "download":
-                    note += f" of {size(step.total)}"
-            return note + " (Esc cancels)"
-        if live.failure is not None:
-            return f"✗ {one_line(live.failure.message, 80)}"
-        if live.loaded is not None:
-            return (
-                f"{one_line(live.loaded.model, 40)} · {live.loaded.method} · {live.loaded.schedule}"
-            )
-        return "starting" if self.chat.wanted_model else "no model (F5)"
+        self._tabs.show(tabs, engine_note(self.chat.live, self.chat.engine.wanted))
 
     # Events of the engine
 
@@ -197,37 +157,20 @@ class ChatScreen(Screen[None]):
         changed: set[Pane] = set()
         panes = self.panes
         for event in events:
-            if self.chat.replaying and isinstance(event, Queued | StepDone):
-                panes = await self._adopt(event, panes)
+            if self.chat.replaying:
+                # A recording plays requests that nobody typed here.
+                for conversation in adopted(event, [p.conversation.active for p in panes]):
+                    await self.open(conversation)
+                    panes = self.panes
             for pane in panes:
                 conversation = pane.conversation
                 reply = conversation.reply
                 if conversation.apply(event):
                     changed.add(pane)
                     if isinstance(event, Finished) and reply is not None:
-                        self._write(reply)
+                        self._autosave.finished(self.chat.store, reply)
         for pane in changed:
             pane.follow()
-
-    async def _adopt(self, event: Queued | StepDone, panes: list[Pane]) -> list[Pane]:
-        """A recording plays requests nobody typed here: give each a conversation."""
-        names = (
-            [event.request_id]
-            if isinstance(event, Queued)
-            else [row.request_id for row in event.rows]
-        )
-        for name in names:
-            if not name.startswith("recorded-") or any(
-                pane.conversation.active == name for pane in panes
-            ):
-                continue
-            title = name.rpartition("-")[2]
-            conversation = Conversation(title=f"recording {title}")
-            conversation.ask(f"(recorded request {title})")
-            conversation.open_reply(name)
-            await self.open(conversation)
-            panes = self.panes
-        return panes
 
     def redraw(self, beat: int = 0) -> None:
         """The charts that are on the screen, after new events.
@@ -246,72 +189,23 @@ class ChatScreen(Screen[None]):
 
     # Saving
 
-    def _write(self, message: Message) -> None:
-        self._saved.pop(message.row or 0, None)
-        self.chat.store.later(self.chat.store.update, message)
-
     def save_now(self) -> None:
         """Once a second: what a reply has grown by, and drafts."""
-        store = self.chat.store
-        for pane in self.panes:
-            conversation = pane.conversation
-            reply = conversation.reply
-            row = reply.row if reply is not None and reply.streaming else None
-            if reply is not None and row and len(reply.text) != self._saved.get(row, 0):
-                self._saved[row] = len(reply.text)
-                store.later(store.update_text, row, reply.text)
-            if id(conversation) in self._dirty:
-                if conversation.session is not None:
-                    store.later(store.save_draft, conversation.session, conversation.draft)
-                elif conversation.draft.strip():
-                    store.save(conversation, self.chat.model_name)
-        self._dirty.clear()
+        self._autosave.save(self.chat.store, self.sessions_open(), self.chat.model_name)
 
     @on(Pane.Edited)
     def draft_changed(self, event: Pane.Edited) -> None:
-        self._dirty.add(id(event.pane.conversation))
+        self._autosave.edited(event.pane.conversation)
 
     # Asking
 
     @on(Prompt.Sent)
     async def sent(self, event: Prompt.Sent) -> None:
-        pane = next(pane for pane in self.panes if pane in event.prompt.ancestors)
+        pane = self._panes.holding(event.prompt)
         if pane.conversation.active:
             self.notify("Still writing. Esc stops the reply; your text stays here.")
             return
-        if pane.editing is not None:
-            position = pane.editing
-            pane.editing = None
-            self._forget(pane.conversation, position)
-        pane.prompt.put("")
-        await self.ask(pane, event.text)
-
-    async def ask(self, pane: Pane, text: str) -> None:
-        conversation = pane.conversation
-        conversation.ask(text)
-        conversation.draft = ""
-        self.chat.inputs.append(text)
-        await self.generate(pane)
-
-    async def generate(self, pane: Pane) -> None:
-        """Save, then submit: the turn is on disk before anything is generated."""
-        conversation, app = pane.conversation, self.chat
-        try:
-            request = conversation.request(f"c{secrets.token_hex(4)}", app.settings)
-        except DsparkError as error:
-            self.notify(str(error), severity="error", markup=False)
-            await pane.sync()
-            return
-        app.save(conversation)
-        await pane.sync()
-        pane.to_end()
-        pane.follow()
-        app.submit(request)
-        self.tell()
-
-    def _forget(self, conversation: Conversation, position: int) -> None:
-        dropped = conversation.truncate(position)
-        self.chat.store.forget(dropped)
+        await self.turns.resend(pane, event.text)
 
     # Actions
 
@@ -320,14 +214,14 @@ class ChatScreen(Screen[None]):
         if pane.editing is not None:
             pane.end_edit()
         elif not self.stop() and self.chat.live.loading is not None:
-            self.chat.cancel_load()
+            self.chat.engine.cancel_load()
         pane.prompt.focus()
 
     def stop(self) -> bool:
         """Stop the current pane's reply; whether there was one."""
         active = self.pane.conversation.active
         if active:
-            self.chat.backend.cancel(active)
+            self.chat.engine.cancel(active)
         return bool(active)
 
     async def action_new(self) -> None:
@@ -339,17 +233,17 @@ class ChatScreen(Screen[None]):
         self.save_now()
         if len(self.panes) == 1:
             await self.open(Conversation(system=self.chat.settings.system))
-        await pane.remove()
-        self.show(max(0, self._current - 1))
+        await pane.leave()
+        self.show(max(0, self._panes.at - 1))
 
     def action_turn(self, step: int) -> None:
-        self.show(self._current + step)
+        self.show(self._panes.at + step)
 
     async def action_split(self) -> None:
-        self._split = not self._split
-        if self._split and len(self.panes) == 1:
+        self._panes.split = not self._panes.split
+        if self._panes.split and len(self.panes) == 1:
             await self.action_new()
-        self.show(self._current)
+        self.show(self._panes.at)
 
     def action_origin(self) -> None:
         self.chat.change(token_colours=not self.chat.settings.token_colours)
@@ -362,20 +256,11 @@ class ChatScreen(Screen[None]):
         self.call_after_refresh(self.redraw)
 
     async def action_regenerate(self) -> None:
-        await self.regenerate(self.pane, len(self.pane.conversation.messages) - 1)
-
-    async def regenerate(self, pane: Pane, position: int) -> None:
-        conversation = pane.conversation
-        if conversation.active or position < 0:
-            return
-        if conversation.messages[position].role == "assistant":
-            self._forget(conversation, position)
-        if conversation.messages:
-            await self.generate(pane)
+        await self.turns.regenerate(self.pane, len(self.pane.conversation.messages) - 1)
 
     @on(MessageView.Asked)
     async def asked(self, event: MessageView.Asked) -> None:
-        pane = next(pane for pane in self.panes if pane in event.view.ancestors)
+        pane = self._panes.holding(event.view)
         conversation, message = pane.conversation, event.view.message
         if message not in conversation.messages:
             return
@@ -392,7 +277,7 @@ class ChatScreen(Screen[None]):
         elif event.action == "edit":
             pane.begin_edit(position)
         elif event.action == "regenerate":
-            await self.regenerate(pane, position)
+            await self.turns.regenerate(pane, position)
 
     def copy_reply(self, code: bool) -> None:
         view = self.pane.view_of_reply()
@@ -407,9 +292,9 @@ class ChatScreen(Screen[None]):
         for pane in self.panes:
             if pane.conversation.session == session:
                 if pane.conversation.active:
-                    self.chat.backend.cancel(pane.conversation.active)
+                    self.chat.engine.cancel(pane.conversation.active)
                 pane.conversation.session = None
                 if len(self.panes) == 1:
                     await self.action_new()
-                await pane.remove()
-        self.show(min(self._current, len(self.panes) - 1))
+                await pane.leave()
+        self.show(min(self._panes.at, len(self.panes) - 1))

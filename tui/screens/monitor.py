@@ -10,24 +10,24 @@ from textual.containers import Grid, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from .. import charts
+from ..charts import Draw, gauges, scheduling, timelines
 from ..state import LiveState
 from ..widgets.chart import Chart
 
 _GRID = (
-    charts.speed,
-    charts.decision,
-    charts.cost_curve,
-    charts.reliability,
-    charts.cuts_over_time,
-    charts.cut_histogram,
-    charts.by_position,
-    charts.acceptance,
-    charts.accepted_length,
-    charts.step_time,
-    charts.slowdown,
+    timelines.speed,
+    scheduling.decision,
+    scheduling.cost_curve,
+    scheduling.reliability,
+    timelines.cuts_over_time,
+    scheduling.cut_histogram,
+    scheduling.by_position,
+    timelines.acceptance,
+    timelines.accepted_length,
+    timelines.step_time,
+    timelines.slowdown,
 )
-_STACKED = (charts.shares, charts.memory, charts.context)
+_STACKED = (gauges.shares, gauges.memory, gauges.context)
 
 
 class MonitorScreen(Screen[None]):
@@ -42,19 +42,19 @@ class MonitorScreen(Screen[None]):
         super().__init__()
         self._live = live
 
-    def _chart(self, draw: charts.Draw, classes: str = "") -> Chart:
+    def _chart(self, draw: Draw, classes: str = "") -> Chart:
         return Chart(lambda w, h: draw(self._live, w, h), classes=classes)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=True):
-            yield self._chart(charts.requests_table, "requests")
+            yield self._chart(gauges.requests_table, "requests")
             with Grid():
                 for draw in _GRID:
                     yield self._chart(draw)
                 with Vertical():
                     for draw in _STACKED:
                         yield self._chart(draw)
-        yield self._chart(charts.status_line, "status")
+        yield self._chart(gauges.status_line, "status")
         yield Footer(compact=True)
 
     def redraw(self, beat: int = 0) -> None:

@@ -10,7 +10,17 @@ from textual.events import Click
 from textual.message import Message as Posted
 
 from ..canvas import Canvas
+from ..state import LiveState
+from ..text import one_line, size
 from .chart import Chart
+
+_STAGES = {
+    "download": "fetching",
+    "convert": "converting",
+    "load": "loading",
+    "check": "checking",
+    "profile": "measuring the device",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +79,20 @@ class TabBar(Chart):
         for index, (start, end) in enumerate(self._places):
             if start <= event.x < end:
                 self.post_message(self.Chosen(index))
+
+
+def engine_note(live: LiveState, wanted: str) -> str:
+    """What the engine is doing, in a few words; ``wanted`` is the model asked for, if any."""
+    if live.loading is not None:
+        step = live.loading
+        note = f"{_STAGES.get(step.stage, step.stage)} {step.detail}".strip()
+        if step.total:
+            note += f" {100 * step.done / step.total:.0f}%"
+            if step.stage == "download":
+                note += f" of {size(step.total)}"
+        return note + " (Esc cancels)"
+    if live.failure is not None:
+        return f"✗ {one_line(live.failure.message, 80)}"
+    if live.loaded is not None:
+        return f"{one_line(live.loaded.model, 40)} · {live.loaded.method} · {live.loaded.schedule}"
+    return "starting" if wanted else "no model (F5)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 
-from .. import charts
+from ..charts import Draw, gauges, scheduling, timelines
 from ..state import LiveState
 from .chart import Chart
 
@@ -18,24 +18,24 @@ class LivePanel(VerticalScroll, can_focus=False):
         self._live = live
         self._charts: list[Chart] = []
 
-    def _chart(self, draw: charts.Draw, height: int) -> Chart:
+    def _chart(self, draw: Draw, height: int) -> Chart:
         chart = Chart(lambda w, h: draw(self._live, w, h))
         chart.styles.height = height
         self._charts.append(chart)
         return chart
 
     def compose(self) -> ComposeResult:
-        yield self._chart(charts.speed, 6)
-        yield self._chart(charts.cuts_over_time, 5)
+        yield self._chart(timelines.speed, 6)
+        yield self._chart(timelines.cuts_over_time, 5)
         with Horizontal(classes="pair"):
-            yield self._chart(charts.cut_histogram, 6)
-            yield self._chart(charts.by_position, 6)
-        yield self._chart(charts.step_time, 5)
-        yield self._chart(charts.shares, 2)
-        yield self._chart(charts.memory, 2)
-        yield self._chart(charts.context, 2)
-        yield self._chart(charts.slowdown, 5)
-        yield self._chart(charts.acceptance, 5)
+            yield self._chart(scheduling.cut_histogram, 6)
+            yield self._chart(scheduling.by_position, 6)
+        yield self._chart(timelines.step_time, 5)
+        yield self._chart(gauges.shares, 2)
+        yield self._chart(gauges.memory, 2)
+        yield self._chart(gauges.context, 2)
+        yield self._chart(timelines.slowdown, 5)
+        yield self._chart(timelines.acceptance, 5)
 
     def redraw(self) -> None:
         for chart in self._charts:

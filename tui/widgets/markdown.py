@@ -18,6 +18,7 @@ from textual.widgets import Markdown
 
 _SHARE = 0.2  # of one core that rendering may take
 _BEAT = 0.12  # seconds between two writes at least
+_TOGETHER = 4  # pieces of a line too long that are laid out together
 _LONG = 4000  # characters without a line end that make a paragraph of their own
 
 
@@ -67,26 +68,40 @@ class GrowingMarkdown(Vertical):
             self._writer = asyncio.create_task(self._write())
 
     async def settle(self) -> None:
-        while self._writer is not None and not self._writer.done():
-            await asyncio.shield(self._writer)
+        while self.is_attached:
+            if self._writer is not None and not self._writer.done():
+                await asyncio.shield(self._writer)
+            elif self._pending:  # not mounted yet
+                await asyncio.sleep(0.01)
+            else:
+                return
 
     async def _write(self) -> None:
         while self._pending and self.is_attached:
-            piece, self._pending = _split_long(self._pending, self._line)
-            full = self._line + len(piece) > _LONG and "\n" not in piece and not self._fenced
-            started = time.perf_counter()
-            if full or not self.query_children(Block):
-                # Mounted empty: Markdown can only grow by what it parsed in append() itself.
-                await self.mount(Block())
-                self._line = 0
-            await self.query_children(Block).last().append(piece)
-            end = piece.rfind("\n")
-            self._line = len(piece) - end - 1 if end >= 0 else self._line + len(piece)
-            if piece.count("```") % 2:
-                self._fenced = not self._fenced
+            started = time.thread_time()
+            for _ in range(_TOGETHER):
+                piece, self._pending = _split_long(self._pending, self._line)
+                await self._write_piece(piece)
+                if not self._pending:
+                    break
             await self._painted()
-            cost = time.perf_counter() - started
-            await asyncio.sleep(max(_BEAT, cost * (1 / _SHARE - 1)))
+            await self._rest(time.thread_time() - started)
+
+    async def _write_piece(self, piece: str) -> None:
+        full = self._line + len(piece) > _LONG and "\n" not in piece and not self._fenced
+        if full or not self.query_children(Block):
+            # Mounted empty: Markdown can only grow by what it parsed in append() itself.
+            await self.mount(Block())
+            self._line = 0
+        await self.query_children(Block).last().append(piece)
+        end = piece.rfind("\n")
+        self._line = len(piece) - end - 1 if end >= 0 else self._line + len(piece)
+        if piece.count("```") % 2:
+            self._fenced = not self._fenced
+
+    async def _rest(self, cost: float) -> None:
+        """Pay off ``cost`` seconds of this thread's work; having waited costs nothing."""
+        await asyncio.sleep(max(_BEAT, cost * (1 / _SHARE - 1)))
 
     async def _painted(self) -> None:
         """Wait until the screen was laid out again, the dearest part of a write."""

@@ -82,6 +82,11 @@ class MessageView(Vertical, can_focus=True):
         else:
             self.refresh_message()
 
+    async def leave(self) -> None:
+        """Go from the screen; what still happens to the message is not shown any more."""
+        self._composed = False  # its lines go first
+        await self.remove()
+
     # What is shown
 
     def _show_user(self) -> None:

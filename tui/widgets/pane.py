@@ -81,6 +81,7 @@ class Pane(Vertical):
         super().__init__()
         self.conversation = conversation
         self.live = live
+        self.leaving = False
         self.editing: int | None = None  # position of the message being edited
         self._before_edit = ""
         self._origin = origin
@@ -116,6 +117,11 @@ class Pane(Vertical):
         editing.display = self.editing is not None
         editing.update("Editing: Enter sends and drops what came after, Esc leaves it as it was")
 
+    async def leave(self) -> None:
+        """Go from the screen. It takes a while, in which the pane is no longer to be touched."""
+        self.leaving = True
+        await self.remove()
+
     def inputs(self) -> list[str]:
         return self._inputs
 
@@ -146,7 +152,7 @@ class Pane(Vertical):
         while same < min(len(views), len(wanted)) and views[same].message is wanted[same]:
             same += 1
         for view in views[same:]:
-            await view.remove()
+            await view.leave()
         if wanted[same:]:
             await self.query_one(Transcript).mount_all(
                 MessageView(message, self._origin) for message in wanted[same:]

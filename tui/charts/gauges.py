@@ -1,0 +1,131 @@
+"""What is so at this moment: time shares, memory, context, all requests, and the status row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..canvas import Canvas
+from ..request_state import RequestState
+from ..state import LiveState
+from ..text import count, size
+from . import axes
+from .axes import number, percent
+
+
+def shares(state: LiveState, width: int, height: int) -> Canvas:
+    """Draft, verify and host share of the time: a bar and its legend."""
+    canvas = Canvas(width, height)
+    draft, verify, host = state.shares()
+    parts = [f"draft {percent(draft)}", f"verify {percent(verify)}", f"host {percent(host)}"]
+    axes.title(canvas, "time", [" ".join(parts), " ".join(parts[:2])])
+    canvas.stacked(
+        0, 1, width, [(draft, "▓", "draft"), (verify, "█", "target"), (host, "░", "axis")]
+    )
+    return canvas
+
+
+def memory(state: LiveState, width: int, height: int) -> Canvas:
+    canvas = Canvas(width, height)
+    held = state.memory
+    weights = held.weights or (state.loaded.weight_bytes if state.loaded else 0)
+    peak = max(held.peak, weights + held.kv, 1)
+    kv = f"KV {size(held.kv)}"
+    parts = [kv, f"weights {size(weights)}", f"peak {size(held.peak)}"]
+    axes.title(canvas, "memory", [" ".join(parts), " ".join([kv, parts[2]]), kv])
+    canvas.stacked(
+        0,
+        1,
+        width,
+        [
+            (weights / peak, "█", "target"),
+            (held.kv / peak, "▓", "draft"),
+            (1 - (weights + held.kv) / peak, "░", "axis"),
+        ],
+    )
+    return canvas
+
+
+def context(state: LiveState, width: int, height: int) -> Canvas:
+    canvas = Canvas(width, height)
+    limit = state.loaded.context_limit if state.loaded else 0
+    used = max((r.context for r in (state.active or list(state.requests.values())[-1:])), default=0)
+    axes.title(canvas, "context", f"{used:,} of {limit:,}" if limit else f"{used:,}")
+    canvas.text(0, 1, "░" * width, "axis")
+    canvas.bar(0, 1, width, used / limit if limit else 0.0, "measured")
+    return canvas
+
+
+def requests_table(state: LiveState, width: int, height: int) -> Canvas:
+    """All requests, the active ones first: lengths and speeds."""
+    canvas = Canvas(width, height)
+    columns: list[tuple[str, int, Callable[[RequestState], str]]] = [
+        ("request", 12, lambda r: r.id),
+        ("state", 9, lambda r: r.status.value),
+        ("method", 8, lambda r: r.method or "-"),
+        ("context", 8, lambda r: count(r.context)),
+        ("tokens", 7, lambda r: count(r.tokens)),
+        ("now/s", 7, lambda r: number(r.tps_now) if r.active else "-"),
+        ("mean/s", 7, lambda r: number(r.tps_mean)),
+        ("accept", 7, lambda r: percent(r.acceptance)),
+        ("a round", 8, lambda r: number(r.per_round, 2)),
+        ("cut", 4, lambda r: str(r.last.scheduled) if r.last else "-"),
+    ]
+    rows = sorted(state.requests.values(), key=lambda r: r.active, reverse=True)
+    active = len(state.active)
+    axes.title(
+        canvas,
+        "requests",
+        f"{active} active, {state.load.queued} queued, policy {state.policy or '-'}",
+    )
+    x = 0
+    for name, wide, value in columns:
+        if x + wide > width:
+            break
+        left = name in ("request", "state", "method")
+        for y, text in enumerate([name, *(value(r) for r in rows[: height - 2])], 1):
+            style = "axis" if y == 1 else ("text" if rows[y - 2].active else "dim")
+            text = text[: wide - 1]
+            canvas.text(x if left else x + wide - 1 - len(text), y, text, style)
+        x += wide
+    return canvas
+
+
+def status_line(state: LiveState, width: int, height: int = 1) -> Canvas:
+    """Everything that matters in one row, most important first; what has no room is left out."""
+    canvas = Canvas(width, 1)
+    parts: list[tuple[str, str]] = []
+    if state.samples:
+        parts.append((f"{number(state.tps_now)} tok/s", "value"))
+        if state.speedup:
+            parts.append(
+                (
+                    f"×{state.speedup:.2f} over {number(state.baseline)} plain",
+                    "good" if state.speedup >= 1 else "reject",
+                )
+            )
+        parts.append((f"mean {number(state.tps_mean)}", "dim"))
+        parts.append((f"{percent(state.acceptance)} accepted", "draft"))
+        parts.append((f"{number(state.per_round, 2)} a round", "dim"))
+        busy = [r for r in state.active]
+        if busy:
+            limit = (
+                f"/{count(state.loaded.context_limit)}"
+                if state.loaded and state.loaded.context_limit
+                else ""
+            )
+            parts.append((f"ctx {count(max(r.context for r in busy))}{limit}", "dim"))
+        if state.load.slowdown_fast > 1.15:
+            parts.append((f"device ×{state.load.slowdown_fast:.1f} slower", "reject"))
+        if len(busy) > 1:
+            parts.append((f"{len(busy)} replies", "target"))
+    elif state.loaded:
+        parts.append((f"{state.loaded.method}: {state.loaded.reason}", "dim"))
+        if state.baseline:
+            parts.append((f"plain {number(state.baseline)} tok/s", "dim"))
+    x = 1
+    for text, style in parts:
+        if x + len(text) > width - 1:
+            break
+        x = canvas.text(x, 0, text, style)
+        x = canvas.text(x, 0, "  ", "")
+    return canvas
