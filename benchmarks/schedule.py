@@ -3,9 +3,9 @@
     python benchmarks/schedule.py [--rows N] [--block K] [--rounds N] [--grid] [--tokens N]
 
 The first table has the median microseconds of plan, schedule and observe on
-each cost table, in processor time, so that a busy machine counts for little. ``--grid`` adds, for every cost table, text and concurrency 1
-to 8, the tokens/s of ``auto`` over the best fixed length in hindsight and over
-plain decoding.
+each cost table, in processor time, so that a busy machine counts for little.
+``--grid`` adds, for every cost table, text and concurrency 1 to 8, the tokens/s
+of ``auto`` over the best fixed length in hindsight and over plain decoding.
 """
 
 from __future__ import annotations

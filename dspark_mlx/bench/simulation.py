@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, mean
 from typing import Any
 
 from ..errors import UsageError
 from ..schedule import make_policy
 from ..schedule.cost import CostModel
-from ..schedule.policy import Policy
 from ..schedule.script import DOMAINS, Script, from_trace, synthetic
 from ..schedule.simulate import in_hindsight, simulate
 from ..schedule.tables import tables
 from . import picture
 from .tables import number, percent, table
+from .variants import parse_schedule
 
 BLOCK, TOKENS, REPLIES = 7, 200, 8  # of a synthetic reply
 SYNTHETIC = (*DOMAINS, "mixed")
@@ -29,7 +29,11 @@ SYNTHETIC = (*DOMAINS, "mixed")
 
 @dataclass(frozen=True, slots=True)
 class SimCell:
-    """Simulated tokens/s: of the schedule, of plain decoding, and of each fixed length."""
+    """Simulated tokens/s: of the schedule, of plain decoding, and of each fixed length.
+
+    ``length`` is the mean scheduled length of the widest row, ``waste`` the
+    share of scheduled tokens that were not accepted, None where none were.
+    """
 
     table: str
     replies: str
@@ -38,6 +42,8 @@ class SimCell:
     tps: float
     plain: float
     fixed: dict[int, float]
+    length: float
+    waste: float | None
 
     @property
     def best(self) -> int:
@@ -94,19 +100,28 @@ def run(
     schedules: Sequence[str],
     concurrency: Sequence[int],
     *,
-    policy: Callable[[str, CostModel], Policy] = lambda name, cost: make_policy(name, cost=cost),
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> list[SimCell]:
-    """Every schedule in every cell; each policy starts knowing the table and nothing else."""
+    """Every schedule in every cell; each policy starts knowing the table and nothing else.
+
+    ``schedules`` are named as for ``variants``. Raises UsageError for one that makes no sense.
+    """
+    named = {spec: parse_schedule(spec) for spec in schedules}
     cells: list[SimCell] = []
     places = [(w, t, c) for w in worlds for t in texts for c in concurrency]
     for done, (world, text, count) in enumerate(places):
         progress(done, len(places), f"{world}, {text}, {count} at a time")
         cost, scripts = worlds[world], texts[text]
         fixed = {n: r.tps for n, r in in_hindsight(scripts, cost, count).items()}
-        for name in schedules:
-            result = simulate(policy(name, cost), scripts, cost, concurrency=count)
-            cells.append(SimCell(world, text, count, name, result.tps, fixed[0], fixed))
+        for spec, (name, options) in named.items():
+            policy = make_policy(name, cost=cost, **options)
+            made = simulate(policy, scripts, cost, concurrency=count)
+            waste = 1.0 - made.accepted / made.scheduled if made.scheduled else None
+            cells.append(
+                SimCell(
+                    world, text, count, spec, made.tps, fixed[0], fixed, mean(made.widths), waste
+                )
+            )
     progress(len(places), len(places), "")
     return cells
 
@@ -128,6 +143,8 @@ def text(cells: Sequence[SimCell]) -> str:
         "at a time",
         "schedule",
         "tok/s",
+        "verified",
+        "waste",
         "best fixed",
         "of best",
         "of plain",
@@ -139,6 +156,8 @@ def text(cells: Sequence[SimCell]) -> str:
             str(cell.concurrency),
             cell.schedule,
             number(cell.tps, 1),
+            number(cell.length),
+            percent(cell.waste),
             f"{cell.best}: {cell.fixed[cell.best]:.1f}",
             percent(cell.of_best),
             percent(cell.of_plain),
@@ -151,9 +170,9 @@ def text(cells: Sequence[SimCell]) -> str:
         low = min(mine, key=lambda cell: cell.of_best)
         plain = min(mine, key=lambda cell: cell.of_plain)
         length, share = best_single(mine)
-        mean = geometric_mean(cell.of_best for cell in mine)
+        average = geometric_mean(cell.of_best for cell in mine)
         parts.append(
-            f"{schedule}: {percent(mean)} of the best fixed length of each cell on average, "
+            f"{schedule}: {percent(average)} of the best fixed length of each cell on average, "
             f"at worst {percent(low.of_best)} ({_place(low)}); "
             f"of plain decoding at worst {percent(plain.of_plain)} ({_place(plain)}); "
             f"the best single length, {length}, reaches {percent(share)} on average"

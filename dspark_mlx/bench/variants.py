@@ -42,7 +42,8 @@ def variants(methods: Sequence[str], schedules: Sequence[str]) -> list[Variant]:
     return made
 
 
-def _variant(method: str, spec: str) -> Variant:
+def parse_schedule(spec: str) -> tuple[str, dict[str, Any]]:
+    """The policy's name, and what else ``make_policy`` needs for it."""
     name, _, value = spec.partition(":")
     if name not in POLICIES:
         raise UsageError(f"no schedule named {name!r}", f"choose from {', '.join(POLICIES)}")
@@ -58,4 +59,9 @@ def _variant(method: str, spec: str) -> Variant:
         raise UsageError(
             f"the schedule {spec!r} makes no sense", "write fixed:4, threshold:0.5 or just auto"
         ) from None
+    return name, options
+
+
+def _variant(method: str, spec: str) -> Variant:
+    name, options = parse_schedule(spec)
     return Variant(method, name, f"{method} {spec}", options)

@@ -39,6 +39,25 @@ def test_the_yardsticks_are_what_they_are_called(cells) -> None:
             assert cell.of_best <= 1.0 + 1e-9
 
 
+def test_the_length_and_what_of_it_was_wasted_are_told(cells) -> None:
+    for cell in cells:
+        if cell.schedule == "off":
+            assert cell.length == 0.0 and cell.waste is None
+        if cell.schedule == "fixed":
+            assert 4.0 < cell.length <= 5.0 and cell.waste is not None and 0.0 < cell.waste < 1.0
+
+
+def test_schedules_are_named_as_everywhere_in_the_benchmark() -> None:
+    worlds, texts = simulation.costs("flat"), {"code": [synthetic("code", 60, 5, 0)]}
+    cells = simulation.run(worlds, texts, ["fixed:2", "threshold:0.9", "threshold:0.1"], [1])
+    two, strict, lax = cells
+    assert two.tps == pytest.approx(two.fixed[2]) and two.length <= 2.0
+    assert strict.length < lax.length
+    for spec in ("fixed:x", "auto:1", "best"):
+        with pytest.raises(UsageError, match="schedule"):
+            simulation.run(worlds, texts, [spec], [1])
+
+
 def test_where_tokens_are_free_the_block_is_best_and_where_they_are_not_nothing_is(cells) -> None:
     best = {(c.table, c.concurrency): c.best for c in cells}
     assert best["flat", 1] == 5 and best["linear", 2] == 0
