@@ -216,6 +216,8 @@ def load_target(folder: Path, options: LoadOptions) -> tuple[Target, Any]:
             f"cannot load the model in {folder}: {_first_line(error)}",
             "check that it is a text model mlx-lm knows and that its files are whole",
         ) from error
+    # The context is checked when a prompt comes; transformers would warn of it besides.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     cpu = mx.default_device().type == mx.DeviceType.cpu
     if cpu and shutil.which("g++") is None:
         mx.disable_compile()  # on the CPU backend it calls a C++ compiler

@@ -124,6 +124,8 @@ def encode_chat(
         raise UsageError("a chat needs at least one message")
     if not all("role" in turn and "content" in turn for turn in turns):
         raise UsageError("each message needs a role and a content")
+    for turn in turns:
+        _check_text(turn["content"])
     if not getattr(tokenizer, "has_chat_template", tokenizer.chat_template is not None):
         return list(tokenizer.encode("\n\n".join(t["content"] for t in turns)))
     options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": True}
@@ -137,6 +139,14 @@ def encode_chat(
         raise ModelError(f"this model's chat template rejects the messages: {error}") from error
 
 
+def _check_text(text: str) -> None:
+    """Bytes that are no UTF-8 arrive as lone surrogates, which tokenizers cannot take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("the prompt is not valid UTF-8 text") from None
+
+
 def _without_system(turns: list[dict[str, str]]) -> list[dict[str, str]]:
     first = {**turns[1], "content": f"{turns[0]['content']}\n\n{turns[1]['content']}"}
     return [first, *turns[2:]]
@@ -144,5 +154,6 @@ def _without_system(turns: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of raw text; the begin-of-text token is added once, unless the text has it."""
+    _check_text(text)
     bos = tokenizer.bos_token
     return list(tokenizer.encode(text, add_special_tokens=bos is None or not text.startswith(bos)))

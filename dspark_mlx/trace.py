@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -11,20 +12,36 @@ from .events import Event, from_json, to_json
 
 
 class TraceWriter:
-    """Appends events to a new file; each line is complete once written."""
+    """Appends events to a new file; each line is complete once written.
+
+    Where writing fails later (a full disk), ``write`` and ``close`` raise
+    OSError with the file's name, once.
+    """
 
     def __init__(self, path: str | Path) -> None:
+        self._path = path
         try:
             self._file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         except OSError as error:
             raise UsageError(f"cannot write the trace {path}: {error.strerror}") from error
 
     def write(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._file.write(to_json(event) + "\n")
+        try:
+            for event in events:
+                self._file.write(to_json(event) + "\n")
+        except OSError as error:
+            with contextlib.suppress(OSError):  # it tries once more to write what is left
+                self._file.close()
+            raise self._named(error) from error
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._named(error) from error
+
+    def _named(self, error: OSError) -> OSError:
+        return OSError(error.errno, error.strerror, str(self._path))
 
     def __enter__(self) -> TraceWriter:
         return self

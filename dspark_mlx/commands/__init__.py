@@ -68,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A subcommand's matrix work is mlx's; numpy's own BLAS threads would only wait and spin.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
+        from .output import abandon_stdout, prepare_streams
+
+        prepare_streams()
         args = make_parser(command).parse_args(argv)
         code: int = args.run(args)
         sys.stdout.flush()
@@ -79,6 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone; keep the interpreter's own flush at exit from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_stdout()
         return EXIT_BROKEN_PIPE
+    except OSError as error:  # a full disk, a file that may not be read: not a fault of ours
+        where = f": {error.filename}" if error.filename else ""
+        print(f"dspark: error: {error.strerror or error}{where}", file=sys.stderr)
+        abandon_stdout()
+        return EXIT_ERROR

@@ -19,6 +19,7 @@ from .options import (
     load_options,
     sampling_params,
 )
+from .output import read_stdin
 from .progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
     if result.end is None or result.end.reason == "error":
         raise ModelError(result.end.message if result.end else "the engine stopped early")
     if args.json:
-        print(json.dumps(result.report(), ensure_ascii=False))
+        # Escapes where the terminal or a pipe has no UTF-8: still the same object.
+        plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+        print(json.dumps(result.report(), ensure_ascii=plain))
     else:
         print()
     if args.verbose:
@@ -160,7 +163,7 @@ def _request(args: argparse.Namespace) -> Request:
 
     prompt = args.prompt
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = read_stdin()
     if not prompt.strip():
         raise UsageError("the prompt is empty", "give some text with --prompt")
     if args.raw and args.system:

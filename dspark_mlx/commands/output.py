@@ -1,10 +1,41 @@
-"""Files that commands write for the user."""
+"""What commands read from the user and write for them, standard streams included."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from io import TextIOWrapper
 from pathlib import Path
 
 from ..errors import UsageError
+
+
+def prepare_streams() -> None:
+    """Text that the terminal's encoding lacks is shown as escapes instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def abandon_stdout() -> None:
+    """Keep the interpreter's own flush at exit from failing once more where nothing can go."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a stand-in without a descriptor
+        sys.stdout.flush()
+        return
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def read_stdin() -> str:
+    """Standard input as text. Raises UsageError where there is none or it is not text."""
+    if sys.stdin is None:
+        raise UsageError("standard input is closed", "give the text with --prompt")
+    raw = getattr(sys.stdin, "buffer", None)
+    try:  # whatever the locale says: it is UTF-8 or it is refused
+        return raw.read().decode() if raw else sys.stdin.read()
+    except UnicodeDecodeError:
+        raise UsageError("standard input is not text", "pipe UTF-8 text") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -107,6 +107,21 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "dspark_mlx", "models"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert result.returncode == 2
+    assert result.stderr == "dspark: error: No space left on device\n"
+
+
 def test_models_lists_what_is_here_and_what_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

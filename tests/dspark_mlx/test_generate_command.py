@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -162,7 +163,40 @@ def test_the_prompt_may_come_from_standard_input(model: Path) -> None:
     assert json.loads(done.stdout)["generation_tokens"] == 4
 
 
+def test_a_terminal_without_utf_8_gets_escapes(tmp_path: Path) -> None:
+    accented = write_model(tmp_path / "accented")
+    tokens = json.loads((accented / "tokenizer.json").read_text())
+    vocab = tokens["model"]["vocab"]
+    for number, letter in enumerate("abcdefghij"):  # now á, â, ã ... as byte-level BPE spells them
+        vocab["Ã" + chr(0xA1 + number)] = vocab.pop(letter)
+    (accented / "tokenizer.json").write_text(json.dumps(tokens))
+    command = [*COMMAND, "--model", str(accented), "--prompt", "HI", "-m", "40", "--temp", "50"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    plain = subprocess.run([*command, "--seed", "1"], env=env, capture_output=True, check=True)
+    assert plain.stdout.isascii() and b"\\xe" in plain.stdout
+    as_json = subprocess.run(
+        [*command, "--seed", "1", "--json"], env=env, capture_output=True, check=True
+    )
+    assert not json.loads(as_json.stdout)["text"].isascii()
+
+
 class TestBadInput:
+    @pytest.mark.parametrize(("data", "why"), [(b"\xff\xfe", "not text"), (None, "closed")])
+    def test_standard_input_without_text(self, data: bytes | None, why: str) -> None:
+        done = subprocess.run(
+            [*COMMAND, "--prompt", "-"],
+            input=data,
+            preexec_fn=None if data else lambda: os.close(0),
+            capture_output=True,
+        )
+        assert done.returncode == 2
+        assert why in done.stderr.decode() and done.stderr.count(b"\n") == 1
+
+    def test_a_prompt_that_is_not_utf_8(
+        self, model: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert "UTF-8" in refused(capsys, "-p", "a\udcff", "--model", str(model))
+
     def test_a_model_that_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "no folder" in refused(capsys, "-p", "x", "--model", "/nowhere/at/all")
         assert "smollm2-135m" in refused(capsys, "-p", "x", "--model", "smolm2-135m")
@@ -205,6 +239,14 @@ class TestBadInput:
         line = refused(capsys, "-p", "x" * 200, "--model", str(model), "--context", "64")
         assert "context is 64" in line
 
+    @pytest.mark.real_model
+    def test_transformers_own_warning_is_not_heard(self) -> None:
+        done = subprocess.run(
+            [*COMMAND, "--prompt", "-"], input=b"ten " * 9000, capture_output=True, check=False
+        )
+        assert done.returncode == 2
+        assert b"context is 8192" in done.stderr and done.stderr.count(b"\n") == 1
+
     @pytest.mark.parametrize(
         "flags",
         [
@@ -225,21 +267,32 @@ class TestBadInput:
         refused(capsys, "-p", "x", "--model", str(model), *flags)
 
 
-@pytest.mark.parametrize("delay", [0.1, 0.5, 1.5, None])
-def test_ctrl_c_at_any_time_leaves_no_traceback(model: Path, delay: float | None) -> None:
-    """During imports, loading and decoding alike; None waits for the first text."""
-    process = subprocess.Popen(
-        [*COMMAND, "--model", str(model), "-p", "hello", "-m", "-1", "--ignore-eos"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.mark.parametrize("delay", [0.0, 0.4, 1.4, None])
+def test_ctrl_c_at_any_time_leaves_no_traceback(
+    model: Path, tmp_path: Path, delay: float | None
+) -> None:
+    """During imports, loading and decoding alike; None waits for the first text.
+
+    The delay counts from where the command itself begins: what Python prints
+    when it is interrupted while it starts is its own.
+    """
+    err = tmp_path / "stderr"
+    flags = ("--model", str(model), "-p", "hello", "-m", "-1", "--ignore-eos")
+    with err.open("wb") as stderr:
+        process = subprocess.Popen(
+            [COMMAND[0], "-X", "importtime", *COMMAND[1:], *flags],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+    while b"dspark_mlx.commands.output\n" not in err.read_bytes():
+        assert process.poll() is None, err.read_text()
+        time.sleep(0.005)
     if delay is None:
         assert process.stdout is not None
         assert process.stdout.read(1)
     else:
         time.sleep(delay)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT)
-    assert "Traceback" not in err
+    assert b"Traceback" not in err.read_bytes()

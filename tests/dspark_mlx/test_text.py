@@ -212,6 +212,15 @@ def test_a_template_that_rejects_the_messages_is_named() -> None:
         encode_chat(byte_tokenizer(), [])
 
 
+def test_text_that_is_no_text_is_said_to_be_so() -> None:
+    broken = b"a\xff".decode(errors="surrogateescape")  # as the command line delivers it
+    with pytest.raises(UsageError, match="UTF-8"):
+        encode_text(byte_tokenizer(), broken)
+    for messages in ([{**USER, "content": broken}], [{**SYSTEM, "content": broken}, USER]):
+        with pytest.raises(UsageError, match="UTF-8"):
+            encode_chat(byte_tokenizer(), messages)
+
+
 def test_a_tokenizer_without_a_template_gets_plain_text() -> None:
     class Base(ToyTokenizer):
         has_chat_template = False

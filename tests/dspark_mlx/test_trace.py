@@ -76,6 +76,14 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         list(read_trace(path))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_a_full_disk_is_named_once() -> None:
+    with pytest.raises(OSError, match="/dev/full"), TraceWriter("/dev/full") as trace:
+        trace.write([Notice("x" * 100)])
+    with pytest.raises(OSError, match="/dev/full"):
+        TraceWriter("/dev/full").write([Notice("x" * 100_000)])
+
+
 def test_places_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write the trace"):
         TraceWriter(tmp_path / "no" / "folder" / "run.jsonl")
