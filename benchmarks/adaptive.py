@@ -7,8 +7,8 @@
 Prints one line for each thing that must hold and ends with 1 where one does
 not: per domain at least 97 % of the best fixed length in hindsight and of plain
 decoding; with 4 requests at once at least the best of plain and fixed, batched;
-and the scheduled length moved within 15 rounds when load comes and goes. All in
-one process, interleaved, losslessness checked.
+and the scheduled length moved within 15 rounds when load comes and goes, and is
+then where it was before. All in one process, interleaved, losslessness checked.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def under_load(session: Session, args: argparse.Namespace, checks: Checks) -> No
             moved is None or moved <= SETTLE,
             f"load {word}: " + ("the same length pays" if moved is None else f"{moved} rounds"),
         )
+    checks.say(found.recovered, f"load gone: {found.left:+.2f} tokens from the length before it")
     checks.say(found.unchanged, f"output unchanged in {found.replies} replies")
 
 

@@ -23,6 +23,7 @@ PHASES = ("off", "on", "off")
 WINDOW = 5  # rounds a length is averaged over when its move is looked for
 SETTLE = 15  # rounds in which it must have moved
 MOVED = 0.25  # tokens; a smaller difference between phases is none
+BACK = 1.0  # tokens; so near to what it was before the load, a length has recovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,18 @@ class Response:
         lengths = [[point.length for point in self.phase(p)] for p in range(len(PHASES))]
         return tuple(rounds_to_move(before, after) for before, after in pairwise(lengths))
 
+    @property
+    def left(self) -> float:
+        """How much longer (below 0: shorter) drafts are verified than before the load, settled."""
+        first, last = ([p.length for p in self.phase(n)] for n in (0, len(PHASES) - 1))
+        return mean(_settled(last)) - mean(_settled(first))
+
+    @property
+    def recovered(self) -> bool:
+        return abs(self.left) <= BACK
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "moved": self.moved}
+        return {**asdict(self), "moved": self.moved, "left": self.left}
 
 
 def rounds_to_move(before: Sequence[float], after: Sequence[float]) -> int | None:
@@ -166,10 +177,12 @@ def text(response: Response) -> str:
         )
     head = ("", "rounds", "verified", "ms", "predicted", "tok/s", "slowdown", "moved after")
     same = "unchanged" if response.unchanged else "CHANGED"
+    back = "is back" if response.recovered else "is NOT back"
     return "\n".join(
         [
             f"response of {response.side} to {response.load}",
             table(head, rows),
+            f"the length {back} where it was before the load ({response.left:+.2f} tokens)",
             f"output {same} in {response.replies} replies",
         ]
     )

@@ -15,7 +15,14 @@ import pytest
 from dspark_mlx.bench import load, response
 from dspark_mlx.bench.load import CompetingLoad, LoadSpec, import_environment, parse_load
 from dspark_mlx.bench.prompts import Prompt
-from dspark_mlx.bench.response import PHASES, respond, rounds_to_move
+from dspark_mlx.bench.response import (
+    PHASES,
+    SETTLE,
+    Point,
+    Response,
+    respond,
+    rounds_to_move,
+)
 from dspark_mlx.bench.runner import encode
 from dspark_mlx.bench.sides import EngineSide
 from dspark_mlx.bench.variants import Variant
@@ -108,6 +115,22 @@ def test_a_move_is_found_when_it_happens() -> None:
     assert rounds_to_move([2.0] * 40, [7.0] * 40) == 0
     assert rounds_to_move([5.0] * 40, [5.1] * 40) is None
     assert rounds_to_move([5.0] * 3, [1.0] * 40) is None
+
+
+def lengths(*phases: list[float]) -> Response:
+    points = [
+        Point(p, n, 0.1, 10.0, None, None, 1.0) for p, phase in enumerate(phases) for n in phase
+    ]
+    return Response("auto", "cpu:1", tuple(points), True, 1)
+
+
+def test_a_length_that_stays_short_after_the_load_is_told() -> None:
+    stuck = lengths([6.0] * 40, [3.0] * 40, [3.0] * 40)
+    assert stuck.moved[1] is None and not stuck.recovered and stuck.left == -3.0
+    assert "is NOT back" in response.text(stuck)
+    back = lengths([6.0] * 40, [3.0] * 40, [3.0] * 9 + [5.5] * 31)
+    assert back.recovered and back.moved[1] is not None and back.moved[1] <= SETTLE
+    assert "is back" in response.text(back) and back.to_json()["left"] == -0.5
 
 
 class Switch:

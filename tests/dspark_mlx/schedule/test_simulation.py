@@ -96,7 +96,7 @@ def steady(seed, tokens=2200):
 def lengths_under_load(table, concurrency, load):
     """Mean lengths before, during and after the load, each once ``SETTLED`` rounds are over."""
     widths = []
-    for seed in range(3):
+    for seed in range(2):
         run = simulate(
             Auto(tables()[table]),
             [steady(10 * seed + i) for i in range(concurrency)],
