@@ -217,7 +217,8 @@ def load_target(folder: Path, options: LoadOptions) -> tuple[Target, Any]:
             "check that it is a text model mlx-lm knows and that its files are whole",
         ) from error
     # The context is checked when a prompt comes; transformers would warn of it besides.
-    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    once = getattr(tokenizer, "deprecation_warnings", {})
+    once["sequence-length-is-longer-than-the-specified-maximum"] = True
     cpu = mx.default_device().type == mx.DeviceType.cpu
     if cpu and shutil.which("g++") is None:
         mx.disable_compile()  # on the CPU backend it calls a C++ compiler
@@ -287,4 +288,6 @@ def _find_drafter(
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, KeyError):  # its text is the bare key
+        return f"{error} is missing in its files"
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(": ")

@@ -232,6 +232,8 @@ class TestBadInput:
     ) -> None:
         odd = write_model(tmp_path / "odd", model_type="no_such_model")
         assert "no_such_model" in refused(capsys, "-p", "x", "--model", str(odd))
+        (odd / "config.json").write_text("{}")
+        assert "'model_type' is missing" in refused(capsys, "-p", "x", "--model", str(odd))
 
     def test_a_prompt_longer_than_the_context(
         self, model: Path, capsys: pytest.CaptureFixture[str]
