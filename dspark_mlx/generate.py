@@ -228,6 +228,9 @@ def _stream(
     cache: PromptCache | None,
 ) -> Generator[GenerationResponse, None, None]:
     engine.submit(request)
+    if cache is not None and cache.prefix is not None:
+        engine.intake.prefixes.put(cache.prefix)  # only now: a refused call leaves it as it was
+        cache.prefix = None
     text: list[int] = list(request.tokens or ())
     before = len(cache.tokens) if cache is not None else 0
     prompt_tokens = len(text) - before

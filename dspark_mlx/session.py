@@ -139,7 +139,7 @@ class Session:
             policy = self._policies[schedule] = make_policy(schedule, cost=self.cost)
         if cache is not None:
             cache.claim(pair.target)
-        engine = Engine(
+        return Engine(
             pair.target,
             tokenizer,
             pair.proposers(),
@@ -151,10 +151,6 @@ class Session:
             kv_limit=1 << 62,  # as mlx-lm: the caller's own affair
             reuse=cache is not None,
         )
-        if cache is not None and cache.prefix is not None:
-            engine.intake.prefixes.put(cache.prefix)
-            cache.prefix = None
-        return engine
 
 
 def _describe(kv: tuple[int | None, int | None] | None) -> str:

@@ -372,6 +372,17 @@ def test_a_conversation_left_early_goes_on_from_what_was_seen(tokenizer: Any) ->
     assert ours == [t for t, _ in steps]
 
 
+def test_a_refused_call_leaves_the_prompt_cache_as_it_was(tokenizer: Any) -> None:
+    model = make_model()
+    cache = make_prompt_cache(model)
+    generate(model, tokenizer, "Hello", max_tokens=3, prompt_cache=cache)
+    tokens, prefix = list(cache.tokens), cache.prefix
+    for options in ({"prompt": [VOCAB]}, {"prompt": "a", "max_tokens": 0}):
+        with pytest.raises(UsageError):
+            generate(model, tokenizer, prompt_cache=cache, **options)
+        assert cache.tokens == tokens and cache.prefix is prefix is not None
+
+
 def test_a_prompt_cache_is_of_one_model_and_one_quantisation(tokenizer: Any) -> None:
     model, other = make_model(), make_model(seed=1)
     cache = make_prompt_cache(model)
