@@ -6,6 +6,7 @@ asked for by name and cannot be had is refused.
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -206,6 +207,7 @@ def load_target(folder: Path, options: LoadOptions) -> tuple[Target, Any]:
             f"this machine has {memory / 1e9:.1f} GB of memory",
             "choose a smaller or more strongly quantised model; see `dspark models`",
         )
+    _check_json(folder / "generation_config.json")
     try:
         model, config = load_model(folder)
         tokenizer = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
@@ -285,6 +287,16 @@ def _find_drafter(
         if named or options.method == "dspark":
             raise
         return None, f"its drafter is not usable: {error.message}"
+
+
+def _check_json(path: Path) -> None:
+    """A file mlx-lm would pass over in silence when damaged: without it replies may never end."""
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is damaged: {error}", "download the model again") from None
 
 
 def _first_line(error: BaseException) -> str:

@@ -227,6 +227,14 @@ class TestBadInput:
         weights.write_bytes(weights.read_bytes()[:-2000])
         assert "model.safetensors" in refused(capsys, "-p", "x", "--model", str(cut))
 
+    def test_a_damaged_generation_config(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder = write_model(tmp_path / "damaged")
+        (folder / "generation_config.json").write_text('{"eos_token_id": [2')
+        line = refused(capsys, "-p", "x", "--model", str(folder))
+        assert "generation_config.json is damaged" in line
+
     def test_an_unknown_architecture(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import dspark_mlx
 from dspark_mlx.errors import ModelError, UsageError
 from dspark_mlx.registry import DEFAULT_MODEL, ModelEntry, Registry
 from dspark_mlx.sources import FolderSource, HubSource, PackageSource, WheelSource
@@ -39,6 +40,8 @@ def test_the_default_is_a_pinned_wheel_with_a_packaged_drafter(registry: Registr
     assert isinstance(entry.target_source, WheelSource)
     assert entry.target_source.sha256 is not None
     assert isinstance(entry.drafter_source, PackageSource)
+    shipped = Path(dspark_mlx.__file__).parent / "data" / "drafters" / DEFAULT_MODEL
+    assert entry.drafter_bytes == (shipped / "model.safetensors").stat().st_size
 
 
 def test_both_widths_of_a_target_share_a_drafter(registry: Registry) -> None:
