@@ -128,6 +128,11 @@ class LiveState:
         return [request for request in self.requests.values() if request.active]
 
     @property
+    def queued(self) -> int:
+        """Requests that wait for a place, as of the last round; none where nothing runs."""
+        return min(self.load.queued, len(self.active))
+
+    @property
     def tps_now(self) -> float | None:
         """Tokens a second over all requests, lately."""
         return rate(self._recent, NOW_SECONDS)
@@ -147,7 +152,7 @@ class LiveState:
 
     @property
     def speedup(self) -> float | None:
-        """Speed of the busiest single stream against plain decoding (None: not known)."""
+        """Mean speed of a running reply, else of the last, against plain decoding's."""
         baseline = self.baseline
         rates = [r.tps_mean for r in (self.active or list(self.requests.values())[-1:])]
         known = [rate for rate in rates if rate is not None]

@@ -15,6 +15,7 @@ from .request_state import RequestState
 from .text import clean
 
 _SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
+_RAW = "uncalibrated"
 FULL, SHORT = 6, 4  # heights
 
 
@@ -42,13 +43,15 @@ def draw(request: RequestState | None, width: int, height: int) -> Canvas:
     row = request.last if request else None
     if row is None or request is None:
         canvas.text(1, 0, "draft", "title")
-        canvas.text(8, 0, "each round's drafted tokens appear here while a reply is written", "dim")
+        _line(
+            canvas, 8, 0, "each round's drafted tokens appear here while a reply is written", "dim"
+        )
         return canvas
     _heading(canvas, request, row)
     if not row.drafted:
-        canvas.text(1, 1, "plain decoding: nothing was drafted in this round", "dim")
+        _line(canvas, 1, 1, "plain decoding: nothing was drafted in this round", "dim")
         if row.reason:
-            canvas.text(1, 2, row.reason, "text")
+            _line(canvas, 1, 2, row.reason, "text")
         return canvas
     full = height >= FULL
     labels = ["", "conf", "surv", ""] if full else ["", ""]
@@ -81,14 +84,33 @@ def draw(request: RequestState | None, width: int, height: int) -> Canvas:
         x = _cut(canvas, x, len(labels))
     if shown < len(row.drafted):
         canvas.text(x, 1, f"+{len(row.drafted) - shown}", "dim")
-    elif row.tokens and row.tokens[-1].origin == "target":
+    elif _own(row):
         own = token_text(row.tokens[-1].text)
-        if x + max(cell_len(own), 8) < width:
+        wide = max(cell_len(own), 8)
+        if x + wide < width:
             canvas.text(x, 1, own, "target")
             canvas.text(x, len(labels), "target's" if full else "↑ own", "target")
-    why = ("uncalibrated; " if row.confidence and not row.calibrated else "") + row.reason
-    canvas.text(1, len(labels) + 1, f"why  {why}" if full else why, "text")
+        x += wide
+    # In the row of the confidences (or what stands for them), where nothing else needs the room.
+    if row.confidence and not row.calibrated and x + len(_RAW) + 1 < width:
+        canvas.right(2, _RAW, "dim", width - 1)
+    _line(canvas, 1, len(labels) + 1, f"why  {row.reason}" if full else row.reason, "text")
     return canvas
+
+
+def _own(row: RowStep) -> bool:
+    """Whether the round ended in a token of the target's own (not where a draft ends the reply)."""
+    return bool(row.tokens) and row.tokens[-1].origin == "target"
+
+
+def _line(canvas: Canvas, x: int, y: int, text: str, style: str) -> None:
+    """A sentence in one row; one that does not fit says so by its last character."""
+    room = canvas.width - x
+    if cell_len(text) > room:
+        while text and cell_len(text) > room - 1:
+            text = text[:-1]
+        text = text.rstrip() + "…"
+    canvas.text(x, y, text, style)
 
 
 def _cut(canvas: Canvas, x: int, rows: int) -> int:
@@ -100,7 +122,9 @@ def _cut(canvas: Canvas, x: int, rows: int) -> int:
 def _heading(canvas: Canvas, request: RequestState, row: RowStep) -> None:
     x = canvas.text(1, 0, "draft", "title")
     x = canvas.text(x + 2, 0, f"round {request.last_round} · {row.method}", "dim")
-    flow = f"{len(row.drafted)} drafted → {row.scheduled} verified → {row.accepted} kept + 1"
+    flow = f"{len(row.drafted)} drafted → {row.scheduled} verified → {row.accepted} kept"
+    if _own(row):
+        flow += " + 1"
     if not row.drafted:
         flow = ""
     if x + len(flow) + 2 < canvas.width:

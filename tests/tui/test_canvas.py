@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from make_trace import make
 from rich.cells import cell_len
 
+from dspark_mlx.events import Finished, Token
 from tui import strip
 from tui.canvas import Canvas, nice_ceiling
 from tui.charts import gauges, scheduling, timelines
@@ -137,6 +141,37 @@ def test_the_strip_shows_tokens_fates_cut_and_reason(state: LiveState) -> None:
     assert row.reason in short[3] and "✓" in short[2]
 
 
+def test_the_strip_has_room_for_the_whole_reason_and_marks_one_that_is_cut(
+    state: LiveState,
+) -> None:
+    request = copy.copy(next(r for r in state.requests.values() if r.last and r.last.drafted))
+    assert request.last
+    reason = "verifying 2 more would cost 211.8 ms for 0.21 expected tokens"
+    request.last = dataclasses.replace(request.last, reason=reason, calibrated=False)
+    for width, height in ((76, strip.FULL), (76, strip.SHORT)):  # a pane of 120 columns
+        lines = strip.draw(request, width, height).plain()
+        assert lines[-1].endswith(reason)
+    wide = strip.draw(request, 120, strip.FULL).plain()
+    assert wide[2].endswith("uncalibrated") and "uncalibrated" not in wide[-1]
+    narrow = strip.draw(request, 38, strip.SHORT).plain()
+    assert narrow[-1].endswith("…") and reason.startswith(narrow[-1].strip(" …"))
+    assert strip.draw(None, 38, strip.SHORT).plain()[0].endswith("…")
+
+
+def test_a_round_that_a_drafted_token_ends_has_no_token_of_the_targets_own(
+    state: LiveState,
+) -> None:
+    request = copy.copy(next(r for r in state.requests.values() if r.last and r.last.drafted))
+    row = request.last
+    assert row
+    ended = tuple(Token(id, "x", "draft", 0.5, 0.5) for id in row.drafted)
+    request.last = dataclasses.replace(
+        row, scheduled=len(row.drafted), accepted=len(row.drafted), tokens=ended
+    )
+    lines = strip.draw(request, 120, strip.FULL).plain()
+    assert lines[0].endswith("kept") and "target's" not in "\n".join(lines)
+
+
 @pytest.mark.parametrize("width", [0, 5, 20, 40])
 def test_the_strip_survives_narrow_screens_and_odd_tokens(width: int, state: LiveState) -> None:
     assert strip.draw(None, width, 6).height == 6
@@ -145,3 +180,18 @@ def test_the_strip_survives_narrow_screens_and_odd_tokens(width: int, state: Liv
     assert strip.token_text(" a\n\x1b[31m\t") == "·a⏎⇥"
     assert strip.token_text("") == "∅"
     assert cell_len(strip.token_text("字" * 40)) <= 14
+
+
+def test_what_runs_is_counted_now_and_not_as_of_the_last_round(state: LiveState) -> None:
+    live = copy.deepcopy(state)
+    live.load = dataclasses.replace(live.load, active=2, queued=1)
+    for request in live.active:
+        live.apply(Finished(request.id, "cancelled"))
+    assert not live.active
+    assert "0 active 0 queued" in timelines.slowdown(live, 60, 6).plain()[0]
+    assert "0 active, 0 queued" in gauges.requests_table(live, 120, 6).plain()[0]
+
+
+def test_the_gain_stands_beside_the_mean_it_is_made_of(state: LiveState) -> None:
+    row = gauges.status_line(state, 120).plain()[0]
+    assert f"mean {state.tps_mean:.1f}  ×{state.speedup:.2f} over {state.baseline:.1f} plain" in row

@@ -75,7 +75,7 @@ def requests_table(state: LiveState, width: int, height: int) -> Canvas:
     axes.title(
         canvas,
         "requests",
-        f"{active} active, {state.load.queued} queued, policy {state.policy or '-'}",
+        f"{active} active, {state.queued} queued, policy {state.policy or '-'}",
     )
     x = 0
     for name, wide, value in columns:
@@ -96,6 +96,8 @@ def status_line(state: LiveState, width: int, height: int = 1) -> Canvas:
     parts: list[tuple[str, str]] = []
     if state.samples:
         parts.append((f"{number(state.tps_now)} tok/s", "value"))
+        # Before the gain: it is the mean's, not that of the speed just now.
+        parts.append((f"mean {number(state.tps_mean)}", "dim"))
         if state.speedup:
             parts.append(
                 (
@@ -103,7 +105,6 @@ def status_line(state: LiveState, width: int, height: int = 1) -> Canvas:
                     "good" if state.speedup >= 1 else "reject",
                 )
             )
-        parts.append((f"mean {number(state.tps_mean)}", "dim"))
         parts.append((f"{percent(state.acceptance)} accepted", "draft"))
         parts.append((f"{number(state.per_round, 2)} a round", "dim"))
         busy = [r for r in state.active]

@@ -114,10 +114,8 @@ def step_time(state: LiveState, width: int, height: int) -> Canvas:
 
 def slowdown(state: LiveState, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    load = state.load
-    axes.title(
-        canvas, "slowdown", f"×{load.slowdown_fast:.2f} · {load.active} active {load.queued} queued"
-    )
+    now = f"{len(state.active)} active {state.queued} queued"
+    axes.title(canvas, "slowdown", f"×{state.load.slowdown_fast:.2f} · {now}")
     samples = _seen(state, width)
     top = nice_ceiling(max([2.0] + [s.slowdown for s in samples]))
     axes.axis(canvas, f"×{top:g}")
