@@ -131,6 +131,12 @@ class Conversation:
                 return False
         return True
 
+    def abandon(self) -> None:
+        """The reply was stopped and its end is not waited for: what was written stays."""
+        if self.active and self.reply:
+            self.reply.state = "stopped"
+        self.active, self.waiting = None, ""
+
     def fail(self, note: str) -> None:
         """The engine is gone: what was written stays."""
         if self.active and self.reply:

@@ -85,7 +85,7 @@ def help_screen(app: ChatApp) -> None:
     from .screens.help import HelpScreen
 
     keys = [
-        (key.replace(",", ", "), binding.description, binding.id or "")
+        (key, binding.tooltip or binding.description, binding.id or "")
         for key, binding in _bindings(app)
     ]
     app.push_screen(HelpScreen(keys))

@@ -98,7 +98,7 @@ async def test_messages_are_reached_by_keyboard(chat) -> None:
         assert c.app.focused is c.pane.views[0]
         await c.press("down")
         assert c.app.focused is c.pane.views[1]
-        await c.until(lambda: "Regenerate" in c.screen(), "what can be done, in the footer")
+        await c.until(lambda: "Write again" in c.screen(), "what can be done, in the footer")
         await c.press("tab")
         assert isinstance(c.app.focused, Prompt)
 
@@ -109,6 +109,30 @@ async def test_the_welcome_goes_when_the_first_message_comes(chat) -> None:
         await c.say("One")
         await c.until(lambda: "Type below" not in c.screen())
         assert isinstance(c.pane.query_one(".welcome"), Static)
+
+
+async def test_the_welcome_fits_the_pane_line_by_line(chat) -> None:
+    for size in ((80, 24), (120, 40)):
+        async with chat(size=size) as c:
+            await c.until(lambda: "Type below" in c.screen())
+            welcome = c.pane.query_one(".welcome", Static)
+            assert welcome.content_size.height == str(welcome.visual).count("\n") + 1
+
+
+async def test_a_chat_closed_while_its_reply_runs_was_stopped_not_interrupted(chat) -> None:
+    store = SessionStore(None)
+    backend = ScriptedBackend(["never ending " * 200])
+    async with chat(backend, store=store) as c:
+        await c.say("One", wait=False)
+        await c.until(lambda: c.conversation.messages[1].text)
+        closed = c.conversation
+        await c.press("f9")
+        await c.until(lambda: c.conversation is not closed)
+        await c.until(lambda: store.load(closed.session).messages[1].state == "stopped")
+        written = closed.messages[1].text
+        await c.app.chat.open(store.load(closed.session))
+        await c.until(lambda: "Stopped." in c.screen() and "program ended" not in c.screen())
+        assert c.conversation.messages[1].text == written
 
 
 async def test_a_chat_on_its_way_out_is_not_touched_by_what_still_comes(chat) -> None:

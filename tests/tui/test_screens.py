@@ -12,7 +12,7 @@ from textual.widgets import Input, OptionList, Select, Static, Switch, TextArea
 
 from dspark_mlx.events import Failed, Loaded, Loading
 from tui.screens.dialogs import AskLine, AskText, Confirm
-from tui.screens.help import HelpScreen
+from tui.screens.help import HelpScreen, key_table
 from tui.screens.models import ModelsScreen
 from tui.screens.sessions import SessionsScreen
 from tui.screens.settings import SettingsScreen
@@ -231,11 +231,30 @@ async def test_help_lists_the_keys_and_how_to_read_the_view(chat) -> None:
     async with chat(size=(100, 60)) as c:
         await c.press("f1")
         screen = await opened(c, HelpScreen)
-        await c.until(lambda: "ctrl+t" in c.screen())
-        source = screen.query_one("Block").source
-        assert "chat.tokens" in source and "Draft strip" in source
+        await c.until(lambda: "Ctrl+T" in c.screen())
+        lines = str(screen.query_one(".keys", Static).visual).splitlines()
+        assert any(line.split() == ["Ctrl+T", "colour", "tokens", "by", "origin", "chat.tokens"]
+                   for line in lines)  # fmt: skip
+        assert "Draft strip" in screen.query_one("Block").source
         await c.press("escape")
         await c.until(lambda: not isinstance(c.app.screen, HelpScreen))
+
+
+async def test_help_has_a_line_for_each_key_on_a_small_terminal(chat) -> None:
+    async with chat(size=(80, 24)) as c:
+        await c.press("f1")
+        screen = await opened(c, HelpScreen)
+        table = screen.query_one(".keys", Static)
+        await c.until(lambda: table.content_size.height)
+        assert table.content_size.height == str(table.visual).count("\n") + 1
+
+
+def test_every_key_is_told_in_words_and_shown_as_it_is_bound_now() -> None:
+    table = key_table([("f7,ctrl+pageup", "previous chat", "chat.previous")])
+    assert table.splitlines()[1:] == [
+        "F7           previous chat  chat.previous",
+        "Ctrl+PageUp",
+    ]
 
 
 async def test_a_system_prompt_is_set_for_one_chat(chat) -> None:

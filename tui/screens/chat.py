@@ -36,38 +36,32 @@ Type below and press Enter.
 Ctrl+T  colour tokens: drafted and accepted, or the target's own
 Ctrl+G  monitor: every chart        Ctrl+L  charts beside the chat
 Ctrl+N  another chat                Ctrl+O  earlier chats
-F5      models                      Ctrl+P  every command          F1  help"""
+Ctrl+P  every command               F5      models
+F1      help                        Ctrl+Q  quit"""
+
+
+def _key(key: str, action: str, name: str, id: str, help_text: str, show: bool = False) -> Binding:
+    """``name`` for the footer, ``help_text`` for the help. Ctrl+key comes before widgets."""
+    first = "ctrl+" in key or key in ("f6", "f7", "f8")
+    return Binding(key, action, name, id=id, tooltip=help_text, priority=first, show=show)
 
 
 class ChatScreen(Screen[None]):
     BINDINGS: ClassVar = [
-        Binding("escape", "stop", "Stop", id="chat.stop"),
-        Binding("ctrl+t", "origin", "Tokens", id="chat.tokens", priority=True),
-        Binding("ctrl+l", "live", "Live", id="chat.live", show=False, priority=True),
-        Binding("ctrl+g", "app.monitor", "Monitor", id="chat.monitor", priority=True),
-        Binding("ctrl+n", "new", "New", id="chat.new", show=False, priority=True),
-        Binding("ctrl+o", "app.sessions", "Chats", id="chat.sessions", priority=True),
-        Binding("f1", "app.help", "Help", id="chat.help"),
-        Binding(
-            "ctrl+r", "regenerate", "Write again", id="chat.regenerate", show=False, priority=True
-        ),
-        Binding("f5", "app.models", "Models", id="chat.models", show=False),
-        Binding(
-            "ctrl+s", "app.settings", "Settings", id="chat.settings", show=False, priority=True
-        ),
-        Binding("f6", "split", "Side by side", id="chat.split", show=False, priority=True),
-        Binding(
-            "f7,ctrl+pageup",
-            "turn(-1)",
-            "Previous chat",
-            id="chat.previous",
-            show=False,
-            priority=True,
-        ),
-        Binding(
-            "f8,ctrl+pagedown", "turn(1)", "Next chat", id="chat.next", show=False, priority=True
-        ),
-        Binding("f9", "close", "Close chat", id="chat.close", show=False),
+        _key("escape", "stop", "Stop", "chat.stop", "stop the reply or leave an edit", True),
+        _key("ctrl+t", "origin", "Tokens", "chat.tokens", "colour tokens by origin", True),
+        _key("ctrl+l", "live", "Live", "chat.live", "charts beside the chat"),
+        _key("ctrl+g", "app.monitor", "Monitor", "chat.monitor", "every chart", True),
+        _key("ctrl+n", "new", "New", "chat.new", "another chat"),
+        _key("ctrl+o", "app.sessions", "Chats", "chat.sessions", "earlier chats", True),
+        _key("f1", "app.help", "Help", "chat.help", "this page", True),
+        _key("ctrl+r", "regenerate", "Write again", "chat.regenerate", "write the reply again"),
+        _key("f5", "app.models", "Models", "chat.models", "choose, download, load a model"),
+        _key("ctrl+s", "app.settings", "Settings", "chat.settings", "settings"),
+        _key("f6", "split", "Side by side", "chat.split", "two chats side by side"),
+        _key("f7,ctrl+pageup", "turn(-1)", "Previous chat", "chat.previous", "previous chat"),
+        _key("f8,ctrl+pagedown", "turn(1)", "Next chat", "chat.next", "next chat"),
+        _key("f9", "close", "Close chat", "chat.close", "close the chat; it stays saved"),
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (112, "-wide"), (170, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (22, "-medium"), (34, "-tall")]  # noqa: RUF012
@@ -229,7 +223,11 @@ class ChatScreen(Screen[None]):
 
     async def action_close(self) -> None:
         pane = self.pane
-        self.stop()
+        reply = pane.conversation.reply
+        if self.stop() and reply is not None:
+            # Nobody here will hear of its end any more.
+            pane.conversation.abandon()
+            self._autosave.finished(self.chat.store, reply)
         self.save_now()
         if len(self.panes) == 1:
             await self.open(Conversation(system=self.chat.settings.system))

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Footer
+from textual.widgets import Footer, Static
 
 from ..widgets.markdown import Block
 
@@ -51,9 +51,31 @@ class HelpScreen(ModalScreen[None]):
         self._keys = keys
 
     def compose(self) -> ComposeResult:
-        rows = "\n".join(f"| {key} | {what} | {action} |" for key, what, action in self._keys)
-        table = f"## Keys\n\n| Key | What it does | Name in settings |\n|---|---|---|\n{rows}\n"
         with Vertical(classes="box"):
             with VerticalScroll(can_focus=True):
-                yield Block(table + _READ)
+                yield Static(key_table(self._keys), classes="keys", markup=False)
+                yield Block(_READ)
             yield Footer(compact=True)
+
+
+def key_table(keys: Sequence[tuple[str, str, str]]) -> str:
+    """``(keys, what they do, name in settings)`` in columns, a row for each; later keys go below.
+
+    Not a Markdown table, which takes two lines a row and most of a small screen.
+    """
+    rows = [("Key", "What it does", "Name in settings")]
+    for pressed, what, action in keys:
+        first, *others = (key_name(key) for key in pressed.split(","))
+        rows.append((first, what, action))
+        rows.extend((other, "", "") for other in others)
+    left, middle = (max(len(row[column]) for row in rows) + 2 for column in (0, 1))
+    return "\n".join(
+        f"{key:<{left}}{what:<{middle}}{action}".rstrip() for key, what, action in rows
+    )
+
+
+def key_name(key: str) -> str:
+    """A key as it is written everywhere else: ctrl+pageup is Ctrl+PageUp."""
+    named = {"pageup": "PageUp", "pagedown": "PageDown", "escape": "Esc"}
+    parts = key.strip().split("+")
+    return "+".join(named.get(part, part.capitalize()) for part in parts)

@@ -31,15 +31,20 @@ class Fold(Static, can_focus=False):
         self.post_message(self.Toggled())
 
 
+def _key(key: str, action: str, name: str, id: str, help_text: str) -> Binding:
+    """A key on a message: ``name`` for the footer, ``help_text`` for the help."""
+    return Binding(key, action, name, id=id, tooltip=f"message: {help_text}")
+
+
 class MessageView(Vertical, can_focus=True):
     """Shows a ``Message`` and follows it: ``refresh_message`` after every change."""
 
     BINDINGS: ClassVar = [
-        Binding("c", "do('copy')", "Copy", id="message.copy"),
-        Binding("y", "do('code')", "Copy code", id="message.code"),
-        Binding("e", "do('edit')", "Edit", id="message.edit"),
-        Binding("r", "do('regenerate')", "Regenerate", id="message.regenerate"),
-        Binding("t,enter", "unfold", "Open/close", id="message.unfold"),
+        _key("c", "do('copy')", "Copy", "message.copy", "copy it"),
+        _key("y", "do('code')", "Copy code", "message.code", "copy its next code block"),
+        _key("e", "do('edit')", "Edit", "message.edit", "edit it and send again"),
+        _key("r", "do('regenerate')", "Write again", "message.regenerate", "write it again"),
+        _key("t,enter", "unfold", "Open/close", "message.unfold", "open or close"),
         Binding("up,k", "app.focus_previous", "Previous", show=False),
         Binding("down,j", "app.focus_next", "Next", show=False),
     ]
