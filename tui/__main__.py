@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--continue", dest="resume", action="store_true", help="the newest chat")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="play a recorded trace")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="of the replay")
+    parser.add_argument("--speed", type=float, metavar="X", help="of the replay (1)")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="record what the engine does")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     group = parser.add_argument_group("settings, for this time only")
@@ -99,17 +99,21 @@ def run(args: argparse.Namespace, make_engine: Any = None) -> int:
     from .replay import ReplayBackend, recording
     from .settings import SettingsFile
 
-    if not args.speed > 0:
-        raise UsageError("--speed must be above 0")
+    _check_replay(args)
     values = pinned(args)
+    if values.get("theme"):
+        from . import themes  # only then, as it brings Textual along
+
+        if values["theme"] not in themes.known():
+            raise UsageError(f"--theme: theme must be one of {', '.join(themes.known())}")
+    events = recording(args.replay) if args.replay else []
     prompt = " ".join(args.prompt)
     once = args.once or not (sys.stdin.isatty() and sys.stdout.isatty())
     if once:
         prompt = _with_input(prompt)
     backend: Backend
     if args.replay:
-        events = recording(args.replay)
-        backend = ReplayBackend(events, args.speed, play=not prompt)
+        backend = ReplayBackend(events, args.speed or 1.0, play=not prompt)
     else:
         backend = EngineBackend(make_engine)
     if args.trace:
@@ -124,6 +128,15 @@ def run(args: argparse.Namespace, make_engine: Any = None) -> int:
     if not sys.stderr.isatty():
         raise UsageError("the screen is drawn on stderr, which is redirected", "leave out 2>")
     return _full_screen(args, backend, prompt, settings, values)
+
+
+def _check_replay(args: argparse.Namespace) -> None:
+    if args.speed is not None and not args.speed > 0:
+        raise UsageError("--speed must be above 0")
+    if args.speed is not None and not args.replay:
+        raise UsageError("--speed is that of a recording", "add --replay FILE")
+    if args.replay and args.trace:
+        raise UsageError("--trace records an engine, --replay has none", "leave out one of them")
 
 
 def _full_screen(

@@ -36,6 +36,10 @@ RECORDED = "recorded-"
 
 def recording(path: Path) -> list[Event]:
     """The events of a recorded trace; raises UsageError for a file that is not one."""
+    if not path.exists():
+        raise UsageError(f"there is no trace {path}", "record one: dspark-chat --trace FILE")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, not a trace", "give the file that --trace wrote")
     events = list(read_trace(path))
     if not any(isinstance(event, StepDone) for event in events):
         raise UsageError(

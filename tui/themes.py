@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 _DARK = {
     "draft": "#56B4E9",
@@ -56,6 +56,11 @@ LIGHT = Theme(
     error="#B03A00",
     dark=False,
 )
+
+
+def known() -> list[str]:
+    """The names of all themes: ours and Textual's."""
+    return [DARK.name, LIGHT.name, *sorted(BUILTIN_THEMES)]
 
 
 def chart_colours(dark: bool) -> dict[str, str]:

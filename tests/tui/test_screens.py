@@ -246,7 +246,8 @@ async def test_help_has_a_line_for_each_key_on_a_small_terminal(chat) -> None:
         screen = await opened(c, HelpScreen)
         table = screen.query_one(".keys", Static)
         await c.until(lambda: table.content_size.height)
-        assert table.content_size.height == str(table.visual).count("\n") + 1
+        lines = str(table.visual).splitlines()
+        assert table.content_size.height == len(lines), max(lines, key=len)
 
 
 def test_every_key_is_told_in_words_and_shown_as_it_is_bound_now() -> None:

@@ -41,7 +41,7 @@ class MessageView(Vertical, can_focus=True):
 
     BINDINGS: ClassVar = [
         _key("c", "do('copy')", "Copy", "message.copy", "copy it"),
-        _key("y", "do('code')", "Copy code", "message.code", "copy its next code block"),
+        _key("y", "do('code')", "Copy code", "message.code", "copy its next code"),
         _key("e", "do('edit')", "Edit", "message.edit", "edit it and send again"),
         _key("r", "do('regenerate')", "Write again", "message.regenerate", "write it again"),
         _key("t,enter", "unfold", "Open/close", "message.unfold", "open or close"),
