@@ -102,7 +102,7 @@ class ChatApp(App[None]):
         return ChatScreen()
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        return themes.chart_colours(self.current_theme.dark)
+        return themes.chart_colours(self.current_theme.dark, self.no_color)
 
     def _theme_name(self, wanted: str) -> str:
         return wanted if wanted in self.available_themes else themes.preferred(self.environ)

@@ -2,7 +2,7 @@
 
 The chart colours are the Okabe-Ito palette (jfly.uni-koeln.de/color), told apart
 with every common colour vision; on light ground they are darkened for contrast.
-Nothing is told by colour alone, so NO_COLOR loses no information.
+With NO_COLOR, where a colour is seen as a grey, they are greys that are told apart.
 """
 
 from __future__ import annotations
@@ -26,6 +26,23 @@ _LIGHT = {
     "predicted": "#9A3F78",
     "measured": "#0060A0",
     "good": "#00704F",
+}
+
+_GREY_ON_DARK = {
+    "draft": "#FFFFFF",
+    "target": "#C4C4C4",
+    "reject": "#E2E2E2",
+    "predicted": "#8C8C8C",
+    "measured": "#FFFFFF",
+    "good": "#FFFFFF",
+}
+_GREY_ON_LIGHT = {
+    "draft": "#000000",
+    "target": "#4C4C4C",
+    "reject": "#262626",
+    "predicted": "#868686",
+    "measured": "#000000",
+    "good": "#000000",
 }
 
 DARK = Theme(
@@ -63,9 +80,11 @@ def known() -> list[str]:
     return [DARK.name, LIGHT.name, *sorted(BUILTIN_THEMES)]
 
 
-def chart_colours(dark: bool) -> dict[str, str]:
+def chart_colours(dark: bool, no_color: bool = False) -> dict[str, str]:
     """Hex colours by chart style name, as ``dspark-NAME`` theme variables."""
-    return {f"dspark-{name}": colour for name, colour in (_DARK if dark else _LIGHT).items()}
+    coloured, grey = (_DARK, _GREY_ON_DARK) if dark else (_LIGHT, _GREY_ON_LIGHT)
+    colours = grey if no_color else coloured
+    return {f"dspark-{name}": colour for name, colour in colours.items()}
 
 
 def preferred(environ: Mapping[str, str]) -> str:

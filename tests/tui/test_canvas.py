@@ -195,3 +195,12 @@ def test_what_runs_is_counted_now_and_not_as_of_the_last_round(state: LiveState)
 def test_the_gain_stands_beside_the_mean_it_is_made_of(state: LiveState) -> None:
     row = gauges.status_line(state, 120).plain()[0]
     assert f"mean {state.tps_mean:.1f}  ×{state.speedup:.2f} over {state.baseline:.1f} plain" in row
+
+
+def test_long_request_ids_are_told_apart_by_their_ends() -> None:
+    live = LiveState()
+    for id in ("recorded-1-cc7108866", "recorded-1-c656ef88e", "c12345678"):
+        live.request(id)
+    table = "\n".join(gauges.requests_table(live, 80, 6).plain())
+    for end in ("…-cc7108866", "…-c656ef88e", "c12345678"):
+        assert f"{end} " in table

@@ -9,7 +9,9 @@ import time
 import pytest
 from make_trace import make
 from scripted import ScriptedBackend, step
+from textual.color import Color
 
+from tui import themes
 from tui.replay import ReplayBackend
 from tui.screens.monitor import MonitorScreen
 from tui.widgets.chart import Chart
@@ -204,16 +206,24 @@ async def test_the_themes_reach_the_charts(chat, theme: str) -> None:
 
 
 async def test_light_and_dark_grounds_get_colours_with_contrast(chat) -> None:
-    from textual.color import Color
-
-    from tui import themes
-
     for theme, dark in ((themes.DARK, True), (themes.LIGHT, False)):
         ground = Color.parse(theme.background)
         for name, colour in themes.chart_colours(dark).items():
             assert abs(Color.parse(colour).brightness - ground.brightness) > 0.3, (theme.name, name)
     assert themes.preferred({"COLORFGBG": "0;15"}) == "dspark-light"
     assert themes.preferred({"COLORFGBG": "15;0"}) == themes.preferred({}) == "dspark-dark"
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_two_lines_of_one_chart_differ_without_colour(dark: bool) -> None:
+    greys = {
+        name.removeprefix("dspark-"): Color.parse(colour)
+        for name, colour in themes.chart_colours(dark, no_color=True).items()
+    }
+    assert all(colour.r == colour.g == colour.b for colour in greys.values())
+    for one, other in (("measured", "predicted"), ("draft", "predicted"), ("draft", "target")):
+        assert abs(greys[one].brightness - greys[other].brightness) > 0.2, (one, other)
+    assert greys.keys() == {n.removeprefix("dspark-") for n in themes.chart_colours(dark)}
 
 
 async def test_no_color_leaves_no_colour_and_the_marks_tell_all(chat, monkeypatch) -> None:
@@ -225,6 +235,8 @@ async def test_no_color_leaves_no_colour_and_the_marks_tell_all(chat, monkeypatc
         await c.say("Go", wait=False)
         backend.emit(step(backend.requests[0].id, [" the", " cat"], 1))
         await c.until(lambda: "✓ kept" in c.screen())
+        grey = themes.chart_colours(dark=True, no_color=True)["dspark-predicted"]
+        assert c.app.theme_variables["dspark-predicted"] == grey
         for strip in c.app.screen._compositor.render_strips(c.app.size):
             for segment in strip.apply_filter(c.app._filters[0], c.app.background_colors[0]):
                 if segment.style and segment.style.color and segment.style.color.triplet:

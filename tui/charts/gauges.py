@@ -59,7 +59,7 @@ def requests_table(state: LiveState, width: int, height: int) -> Canvas:
     """All requests, the active ones first: lengths and speeds."""
     canvas = Canvas(width, height)
     columns: list[tuple[str, int, Callable[[RequestState], str]]] = [
-        ("request", 12, lambda r: r.id),
+        ("request", 12, lambda r: r.id if len(r.id) < 12 else "…" + r.id[-10:]),
         ("state", 9, lambda r: r.status.value),
         ("method", 8, lambda r: r.method or "-"),
         ("context", 8, lambda r: count(r.context)),

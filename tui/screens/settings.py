@@ -36,8 +36,8 @@ _HELP = {
     "thinking": "for models that can",
     "kv_bits": "0: keep the cache as it is",
     "theme": "colours",
-    "live_panel": "charts beside the chat",
-    "token_colours": "colour tokens by origin",
+    "live_panel": "right: on; charts beside the chat",
+    "token_colours": "right: on; colour tokens by origin",
     "keys": "one a line, such as: chat.new = ctrl+n",
 }
 

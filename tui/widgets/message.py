@@ -142,7 +142,7 @@ class MessageView(Vertical, can_focus=True):
         notes = {
             "stopped": "■ Stopped.",
             "length": "■ Cut at the token limit (max tokens or context).",
-            "interrupted": "■ The program ended while this was written. R writes it again.",
+            "interrupted": "■ The program ended while this was written. Ctrl+R writes it again.",
             "error": f"✗ {clean(message.note)}",
         }
         note = self._say(".note", notes.get(message.state, ""))
