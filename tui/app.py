@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from textual.app import App
@@ -254,13 +255,13 @@ class ChatApp(App[None]):
         self.notify("Press Ctrl+C again to quit.", timeout=_QUIT_SECONDS)
 
     def copy_text(self, text: str, what: str = "message") -> None:
+        if not text:
+            return self.notify(f"Nothing to copy: the {what} is empty.")
+
+        osc52 = partial(self.call_from_thread, self.copy_to_clipboard)
+
         async def work() -> None:
-            how = await asyncio.to_thread(
-                clipboard.copy,
-                text,
-                lambda t: self.call_from_thread(self.copy_to_clipboard, t),
-                self.environ,
-            )
+            how = await asyncio.to_thread(clipboard.copy, text, osc52, self.environ)
             self.notify(f"{how}: {what} ({len(text):,} characters)", markup=False)
 
         self.run_worker(work(), group="copy")

@@ -138,12 +138,6 @@ class LiveState:
         return rate(self._recent, NOW_SECONDS)
 
     @property
-    def tps_mean(self) -> float | None:
-        """Over all rounds kept; pauses between replies do not count."""
-        busy = sum(s.round_seconds for s in self.samples)
-        return sum(s.tokens for s in self.samples) / busy if busy else None
-
-    @property
     def baseline(self) -> float | None:
         """Plain decoding's tokens/s: seen in rounds without a draft, else as profiled at load."""
         if len(self.plain) >= MIN_PLAIN_ROUNDS:
@@ -151,12 +145,17 @@ class LiveState:
         return self.loaded.plain_tps if self.loaded else None
 
     @property
-    def speedup(self) -> float | None:
-        """Mean speed of a running reply, else of the last, against plain decoding's."""
-        baseline = self.baseline
+    def tps_reply(self) -> float | None:
+        """Mean speed of a running reply, else of the last one: what a reader of it sees."""
         rates = [r.tps_mean for r in (self.active or list(self.requests.values())[-1:])]
         known = [rate for rate in rates if rate is not None]
-        return statistics.mean(known) / baseline if known and baseline else None
+        return statistics.mean(known) if known else None
+
+    @property
+    def speedup(self) -> float | None:
+        """``tps_reply`` against plain decoding of a reply that has the device to itself."""
+        mean, baseline = self.tps_reply, self.baseline
+        return mean / baseline if mean and baseline else None
 
     @property
     def acceptance(self) -> float | None:

@@ -145,6 +145,26 @@ async def test_copy_takes_the_message_or_its_code_blocks_in_turn(chat) -> None:
         await c.until(lambda: c.told("code block 2 of 2"))
 
 
+async def test_an_empty_reply_is_not_said_to_be_copied(chat) -> None:
+    backend = ScriptedBackend()
+    backend.hold = True
+    async with chat(backend) as c:
+        await c.say("Go", wait=False)
+        c.app.chat.copy_reply(False)
+        await c.until(lambda: c.told("Nothing to copy"))
+        assert not c.told("0 characters")
+
+
+async def test_a_notice_never_hides_what_is_being_typed(chat) -> None:
+    for size in ((80, 24), (120, 40)):
+        async with chat(size=size) as c:
+            c.app.notify("Press Ctrl+C again to quit.")
+            toast = await c.until(lambda: next(iter(c.app.screen.query("Toast")), None))
+            await c.until(lambda toast=toast: toast.region)
+            assert not toast.region.overlaps(c.pane.prompt.region)
+            assert toast.region.right <= size[0] and toast.region.y >= 1
+
+
 async def test_a_thought_is_shown_apart_and_folded(chat) -> None:
     async with chat(ScriptedBackend(["<think>\nsecret plan\n</think>\n\nThe answer."])) as c:
         await c.say("Think")

@@ -97,7 +97,8 @@ def status_line(state: LiveState, width: int, height: int = 1) -> Canvas:
     if state.samples:
         parts.append((f"{number(state.tps_now)} tok/s", "value"))
         # Before the gain: it is the mean's, not that of the speed just now.
-        parts.append((f"mean {number(state.tps_mean)}", "dim"))
+        each = " a reply" if len(state.active) > 1 else ""
+        parts.append((f"mean {number(state.tps_reply)}{each}", "dim"))
         if state.speedup:
             parts.append(
                 (

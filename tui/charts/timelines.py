@@ -45,7 +45,7 @@ def speed(state: LiveState, width: int, height: int) -> Canvas:
     highest = max([r for r in rate if r is not None] + [baseline or 0.0])
     top = nice_ceiling(highest)
     gain = f" ×{state.speedup:.2f}" if state.speedup else ""
-    now, mean = number(state.tps_now), f"mean {number(state.tps_mean)}"
+    now, mean = number(state.tps_now), f"mean {number(state.tps_reply)}"
     axes.title(
         canvas,
         "tokens/s",
