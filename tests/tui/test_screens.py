@@ -251,7 +251,7 @@ async def test_help_has_a_line_for_each_key_on_a_small_terminal(chat) -> None:
 
 
 def test_every_key_is_told_in_words_and_shown_as_it_is_bound_now() -> None:
-    table = key_table([("f7,ctrl+pageup", "previous chat", "chat.previous")])
+    table = key_table([("f7,ctrl+pageup", "Previous chat", "chat.previous")])
     assert table.splitlines()[1:] == [
         "F7           previous chat  chat.previous",
         "Ctrl+PageUp",

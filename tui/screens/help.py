@@ -37,8 +37,9 @@ target's.
 `Tab` and `Shift+Tab` move between the input box and the messages. On a message: `C` copy, `Y` copy
 the next code block, `E` edit and send again, `R` write again, `T` open or close a thought.
 
-`Ctrl+C` stops the reply; again asks; again quits. Ctrl+J makes a new line everywhere; Shift+Enter
-and Alt+Enter do where the terminal sends them. To select text hold Option (iTerm2), Fn
+`Enter` sends; `Up` in the first line brings back what you sent before. `Ctrl+J` makes a new line
+everywhere; `Shift+Enter` and `Alt+Enter` do where the terminal sends them. Pasted lines stay one
+message. `Ctrl+C` stops the reply; again asks; again quits. To select text hold Option (iTerm2), Fn
 (Terminal.app) or Shift (others) while dragging.
 """
 
@@ -66,7 +67,7 @@ def key_table(keys: Sequence[tuple[str, str, str]]) -> str:
     rows = [("Key", "What it does", "Name in settings")]
     for pressed, what, action in keys:
         first, *others = (key_name(key) for key in pressed.split(","))
-        rows.append((first, what, action))
+        rows.append((first, what[:1].lower() + what[1:], action))
         rows.extend((other, "", "") for other in others)
     left, middle = (max(len(row[column]) for row in rows) + 2 for column in (0, 1))
     return "\n".join(
