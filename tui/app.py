@@ -258,9 +258,8 @@ class ChatApp(App[None]):
         if not text:
             return self.notify(f"Nothing to copy: the {what} is empty.")
 
-        osc52 = partial(self.call_from_thread, self.copy_to_clipboard)
-
         async def work() -> None:
+            osc52 = partial(self.call_from_thread, self.copy_to_clipboard)
             how = await asyncio.to_thread(clipboard.copy, text, osc52, self.environ)
             self.notify(f"{how}: {what} ({len(text):,} characters)", markup=False)
 

@@ -49,13 +49,16 @@ def sessions(app: ChatApp) -> None:
 
 
 def models(app: ChatApp, first: bool) -> None:
-    """The model picker; the one chosen is kept and loaded. ``first``: nothing is set up yet."""
+    """The model picker; the one chosen is loaded, and kept. ``first``: nothing is set up yet."""
     from .screens.models import ModelsScreen
 
     def chosen(model: str | None) -> None:
-        if model:
-            app.change(model=model)
+        if model and app.replaying:
+            app.notify("A recording plays without a model.")
+        elif model:
             app.load(model)
+            if app.engine.wanted:  # there is such a model: also for the next start
+                app.change(model=model)
 
     app.push_screen(ModelsScreen(app.engine.wanted, first), chosen)
 

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from make_trace import make
 from scripted import ScriptedBackend
 from textual.command import CommandPalette
 from textual.widgets import Input, OptionList, Select, Static, Switch, TextArea
 
 from dspark_mlx.events import Failed, Loaded, Loading
+from tui.replay import ReplayBackend
 from tui.screens.dialogs import AskLine, AskText, Confirm
 from tui.screens.help import HelpScreen, key_table
 from tui.screens.models import ModelsScreen
@@ -140,6 +142,32 @@ async def test_an_unknown_model_is_one_line_and_the_chat_goes_on(chat) -> None:
         assert c.backend.calls == []
         await c.press(*"still")
         assert c.pane.prompt.text == "still"
+
+
+async def test_a_model_that_is_not_there_is_not_kept_for_the_next_start(chat, tmp_path) -> None:
+    path = tmp_path / "settings.toml"
+
+    async def choose(name: str) -> None:
+        await c.press("f5")
+        (await opened(c, ModelsScreen)).dismiss(name)
+
+    async with chat(settings=path) as c:
+        await choose("/no/such/folder")
+        await c.until(lambda: c.told("there is no folder /no/such/folder"))
+        await c.pilot.pause()
+        assert SettingsFile(path).load().model == ""
+        await choose("qwen3-4b")
+        await c.until(lambda: SettingsFile(path).load().model == "qwen3-4b")
+
+
+async def test_choosing_a_model_leaves_a_recording_as_it_plays(chat, tmp_path) -> None:
+    path = tmp_path / "settings.toml"
+    async with chat(ReplayBackend(make(1, 60), play=False), settings=path) as c:
+        await c.press("f5")
+        screen = await opened(c, ModelsScreen)
+        screen.dismiss("qwen3-4b")
+        await c.until(lambda: c.told("plays without a model"))
+        assert SettingsFile(path).load().model == "" and len(c.app.chat.panes) == 1
 
 
 async def test_switching_the_model_while_chatting_keeps_the_conversation(chat) -> None:
