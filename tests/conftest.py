@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,13 @@ import pytest
 import dspark_mlx  # noqa: F401  (first, see above)
 from dspark_mlx import sources
 from dspark_mlx.registry import DEFAULT_MODEL, Registry
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_is_heard() -> None:
+    """A shell starts its background jobs deaf to Ctrl+C, and their children inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
