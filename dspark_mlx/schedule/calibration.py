@@ -25,6 +25,7 @@ MIN_ROUNDS = 200
 BINS = 15
 TINY = 1e-6
 GRID: Floats = np.exp(np.linspace(np.log(0.2), np.log(5.0), 97))
+SLACK = 0.12  # of 1/sqrt(rounds): differences of errors below it are chance
 OFFSETS: Floats = np.linspace(-2.0, 2.0, 41)
 
 
@@ -157,10 +158,11 @@ def fit(
         y = (done > k)[known]
         x, so_far = logit(c[:, k])[known], survival[known]
         errors = [ece(so_far * sigmoid(x / t + b), y) for t, b in grid]
-        # Among equally good ones that which changes least.
+        # Among those as good as the best, but for chance, that which changes least.
+        enough = min(errors) + SLACK / np.sqrt(len(y))
         best = min(
-            range(len(grid)),
-            key=lambda i: (round(errors[i], 9), abs(np.log(grid[i][0])) + abs(grid[i][1])),
+            (i for i, error in enumerate(errors) if error <= enough),
+            key=lambda i: abs(np.log(grid[i][0])) + abs(grid[i][1]),
         )
         temperature, offset = grid[best]
         survival = survival * sigmoid(logit(c[:, k]) / temperature + offset)

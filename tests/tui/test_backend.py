@@ -112,7 +112,7 @@ def test_what_is_traced_can_be_replayed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        (None, "cannot read"),
+        (None, "there is no trace"),
         (b"\xff\xfe\x00", "no rounds"),
         (b"\xff\xfe\x00\n", "line 1"),
         (b"hello\n", "line 1"),
