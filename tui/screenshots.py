@@ -23,7 +23,7 @@ from .settings import SettingsFile
 SHOTS: tuple[tuple[str, tuple[int, int], str, tuple[str, ...], float], ...] = (
     ("chat", (120, 38), "dspark-dark", (), 0.6),
     ("tokens", (120, 38), "dspark-light", ("ctrl+t",), 0.6),
-    ("monitor", (170, 48), "dspark-dark", ("ctrl+g",), 0.6),
+    ("monitor", (170, 34), "dspark-dark", ("ctrl+g",), 0.6),
     ("small", (80, 24), "dspark-dark", ("ctrl+t",), 0.4),
 )
 

@@ -90,14 +90,22 @@ def _fit(
         confidence, [r.accepted for r in fitted], [r.drafted for r in fitted], offsets=offsets
     )
     scale = {"temperatures": list(found.temperatures), "offsets": list(found.offsets)}
+    rows = _judge(tested, block, scale)
+    kept = sum(row["ece_after"] for row in rows) < sum(row["ece_before"] for row in rows)
+    if not kept:  # what was learned on one half does not hold on the other
+        scale = {"temperatures": [1.0] * block, "offsets": [0.0] * block}
+        rows = _judge(tested, block, scale)
     return {
         **scale,
+        "as_drafted": not kept,
         "rounds": len(fitted),
         "held_out_rounds": len(tested),
-        "positions": [
-            measure(tested, k, scale) for k, seen in enumerate(positions(tested, block)) if seen
-        ],
+        "positions": rows,
     }
+
+
+def _judge(rounds: Sequence[Round], block: int, scale: dict[str, Any]) -> list[dict[str, Any]]:
+    return [measure(rounds, k, scale) for k, seen in enumerate(positions(rounds, block)) if seen]
 
 
 def survivals(
@@ -163,7 +171,8 @@ def table(result: dict[str, Any]) -> str:
     for name, part in result.items():
         lines += [
             f"{name}: fitted on {part['rounds']} rounds, judged on "
-            f"{part['held_out_rounds']} others",
+            f"{part['held_out_rounds']} others"
+            + (": no fit was better, kept as drafted" if part["as_drafted"] else ""),
             "position  temperature  offset  observed   before    after    ECE before  after    AUC",
         ]
         for row in part["positions"]:

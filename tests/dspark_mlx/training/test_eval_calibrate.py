@@ -131,6 +131,20 @@ def test_greedy_and_sampled_replies_are_calibrated_apart() -> None:
     assert alone["greedy"]["positions"][0]["ece_after"] > 0.05, "no temperature moves one half"
 
 
+def test_a_fit_that_does_not_hold_on_the_other_half_is_not_kept() -> None:
+    fitted = overconfident(400, 1)
+    honest = [
+        Round("math", 0.0, (0.5,) * 3, (0.5, 0.25, 0.125), 3, int(accepted), int(accepted) + 1)
+        for accepted in np.cumprod(np.random.default_rng(3).random((3000, 3)) < 0.5, 1).sum(1)
+    ]
+    part = calibrate_command.calibrate(fitted, honest, 3)["greedy"]
+    assert part["as_drafted"] and part["temperatures"] == [1.0] * 3 and part["offsets"] == [0.0] * 3
+    for row in part["positions"]:
+        assert row["ece_after"] == row["ece_before"]
+    assert "kept as drafted" in calibrate_command.table({"greedy": part})
+    assert not calibrate_command.calibrate(fitted, fitted, 3)["greedy"]["as_drafted"]
+
+
 def test_too_few_rounds_are_refused() -> None:
     with pytest.raises(UsageError, match="only 20 rounds"):
         calibrate_command.calibrate(overconfident(20, 1), overconfident(20, 2), 3)
