@@ -199,7 +199,8 @@ def encode_all(
     answered = [r for r in map(answer_in_messages, records) if r.answered]
     if not answered:
         raise UsageError(
-            "the data holds prompts but no answers", "let --rollout make the target's answers first"
+            "the data holds prompts but no answers",
+            "give the prompts to `dspark train`, which has the target answer them first",
         )
     samples = [encode(r, tokenizer, max_length, vocab_size) for r in answered]
     kept = [s for s in samples if s is not None]
