@@ -5,7 +5,8 @@
 First paint: from the start of the process until the prompt box is drawn. Typing:
 from a key until it is on the screen, while a reply is written. Cost of the
 display: tokens/s of the same greedy reply in the chat against
-``dspark generate``, the two in turn.
+``dspark generate``, the two in turn, and the host's share of a round in each,
+which is steadier where the machine is not.
 """
 
 from __future__ import annotations
@@ -95,12 +96,18 @@ def first_paint(home: Path, model: str) -> float:
     return seconds
 
 
-def speed(trace: Path) -> float:
-    (end,) = (event for event in read_trace(trace) if isinstance(event, Finished))
-    return (end.generation_tokens - 1) / end.generation_seconds
+def speed(trace: Path) -> tuple[float, float]:
+    """Tokens/s, and the host's share of the rounds: there a display would hold the engine up."""
+    events = list(read_trace(trace))
+    (end,) = (event for event in events if isinstance(event, Finished))
+    steps = [event for event in events if isinstance(event, StepDone)][3:]
+    host = sum(step.host_seconds for step in steps) / sum(step.round_seconds for step in steps)
+    return (end.generation_tokens - 1) / end.generation_seconds, host
 
 
-def chat_speed(home: Path, model: str, tokens: int, keys: list[float] | None) -> float:
+def chat_speed(
+    home: Path, model: str, tokens: int, keys: list[float] | None
+) -> tuple[float, float]:
     """Tokens/s of a reply in the chat; with ``keys``, typing meanwhile and timing each key."""
     trace = home / "chat.jsonl"
     args = ["--max-tokens", str(tokens), "--temp", "0", "--schedule", "fixed"]
@@ -121,7 +128,7 @@ def chat_speed(home: Path, model: str, tokens: int, keys: list[float] | None) ->
     return speed(trace)
 
 
-def plain_speed(home: Path, model: str, tokens: int) -> float:
+def plain_speed(home: Path, model: str, tokens: int) -> tuple[float, float]:
     trace = home / "generate.jsonl"
     command = [sys.executable, "-m", "dspark_mlx", "generate", "--model", model, "--trace", trace]
     flags = ["--max-tokens", str(tokens), "--temp", "0", "--schedule", "fixed"]
@@ -149,10 +156,14 @@ def main() -> None:
         )
         ratios = []
         for _ in range(args.repeats):
-            plain = plain_speed(home, args.model, args.tokens)
-            shown = chat_speed(home, args.model, args.tokens, None)
+            plain, host = plain_speed(home, args.model, args.tokens)
+            shown, chat_host = chat_speed(home, args.model, args.tokens, None)
             ratios.append(shown / plain)
-            print(f"tokens/s: {plain:.2f} without a display, {shown:.2f} in the chat", flush=True)
+            print(
+                f"tokens/s: {plain:.2f} without a display, {shown:.2f} in the chat; "
+                f"host share of a round: {host:.2%}, {chat_host:.2%}",
+                flush=True,
+            )
         print(f"chat against no display: median {statistics.median(ratios):.3f}")
 
 
