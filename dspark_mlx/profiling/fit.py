@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 FIT_ROUNDS = 8
+SURE = 0.75  # share of the passes in which a longer step must have been the faster one
+LEAST = 3  # passes that can show it
+
+Samples = dict[int, dict[int, list[float]]]  # [rows][size]: seconds, one a pass, in their order
 
 
 def typical(samples: Sequence[float]) -> float:
@@ -13,23 +18,44 @@ def typical(samples: Sequence[float]) -> float:
     return median(sorted(samples)[: (len(samples) + 1) // 2])
 
 
-def monotone(table: dict[int, dict[int, float]]) -> dict[int, dict[int, float]]:
-    """The nearest table in which more tokens, and more rows, never cost less.
+def fit(samples: Samples) -> dict[int, dict[int, float]]:
+    """Prices ``[rows][size]`` near what is typical, without what noise alone would explain.
 
-    ``table[rows][size]``. Noise is evened out between the points it confuses
-    (pool adjacent violators, along sizes and rows in turn until both hold);
-    stairs stay stairs.
+    More tokens, and more rows, never cost less, except where most passes agree
+    that they do: matrix kernels may be faster at a multiple of their tile.
+    What is left between such steps is evened out (pool adjacent violators, along
+    sizes and rows in turn until both hold); stairs stay stairs.
     """
-    fitted = {r: dict(sorted(points.items())) for r, points in sorted(table.items())}
+    fitted = {r: {n: typical(p[n]) for n in sorted(p)} for r, p in sorted(samples.items())}
+    drops = {r: _drops(p) for r, p in samples.items()}
     sizes = sorted({size for points in fitted.values() for size in points})
     for _ in range(FIT_ROUNDS):
-        for points in fitted.values():
-            points.update(zip(points, isotonic(list(points.values())), strict=True))
+        for r, points in fitted.items():
+            points.update(zip(points, _between(list(points.values()), drops[r]), strict=True))
         for size in sizes:
             column = [r for r in fitted if size in fitted[r]]
             for r, value in zip(column, isotonic([fitted[r][size] for r in column]), strict=True):
                 fitted[r][size] = value
     return fitted
+
+
+def _drops(points: dict[int, list[float]]) -> list[int]:
+    """Places in the order of sizes before which a drop of the price is no noise."""
+    sizes, found = sorted(points), []
+    for i in range(1, len(sizes)):
+        before, after = points[sizes[i - 1]], points[sizes[i]]
+        # Sizes that were added later have fewer samples; the last passes had them all.
+        pairs = list(zip(reversed(before), reversed(after), strict=False))
+        faster = sum(b > a for b, a in pairs)
+        if len(pairs) >= LEAST and faster >= SURE * len(pairs) and typical(after) < typical(before):
+            found.append(i)
+    return found
+
+
+def _between(values: list[float], drops: Sequence[int]) -> list[float]:
+    """Isotonic between one drop and the next."""
+    ends = [0, *drops, len(values)]
+    return [v for a, b in pairwise(ends) for v in isotonic(values[a:b])]
 
 
 def isotonic(values: Sequence[float]) -> list[float]:

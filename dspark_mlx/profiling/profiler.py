@@ -21,7 +21,7 @@ from ..request import Request
 from ..schedule import make_policy
 from ..schedule.cost import CostKey, CostModel
 from ..sources.store import check_cancel
-from .fit import monotone, typical
+from .fit import Samples, fit
 from .grid import DEEP, SHALLOW, Shape, grid
 from .site import Site
 from .store import device_name
@@ -174,17 +174,16 @@ class Profiler:
     def _cost(
         self, overhead: float = 0.0, look: float = 0.0, key: CostKey | None = None
     ) -> CostModel:
-        step: dict[int, dict[int, dict[int, float]]] = {}
-        draft: dict[str, dict[int, dict[int, float]]] = {}
+        step: dict[int, Samples] = {}
+        draft: dict[str, Samples] = {}
         for shape, first in self._first.items():
-            seconds = typical(self._samples.get(shape) or [first])
             table = draft.setdefault(shape.method, {}) if shape.method else None
             if table is None:
                 table = step.setdefault(shape.context, {})
-            table.setdefault(shape.rows, {})[shape.size] = seconds
-        step = {context: monotone(by_rows) for context, by_rows in step.items()}
-        draft = {method: monotone(by_rows) for method, by_rows in draft.items()}
-        return CostModel(step, draft, overhead=overhead, look=look, key=key)
+            table.setdefault(shape.rows, {})[shape.size] = self._samples.get(shape) or [first]
+        steps = {context: fit(by_rows) for context, by_rows in step.items()}
+        drafts = {method: fit(by_rows) for method, by_rows in draft.items()}
+        return CostModel(steps, drafts, overhead=overhead, look=look, key=key)
 
     def _fewest(self, shapes: Sequence[Shape]) -> int:
         return min(len(self._samples.get(shape, ())) for shape in shapes)

@@ -14,6 +14,9 @@ would keep the price of a load that is gone.
 from __future__ import annotations
 
 import math
+from collections import deque
+from itertools import takewhile
+from statistics import median
 
 import numpy as np
 
@@ -31,8 +34,11 @@ NEAR = NEAR.reshape(2 * WIDEST, 2, WIDEST)  # by whether each looked, too
 NEAR_ROWS = np.exp(-np.abs(_W[:, None] - _W) / 1.0)
 # Weight of the round in each place of the ring when the last one went to place p: ``AGES[p]``.
 AGES = np.exp(-(1 + (np.arange(WINDOW)[:, None] - np.arange(WINDOW)) % WINDOW) / AGE)
+# What a round must weigh more than to be among the last n: ``AGES_AFTER[n]``.
+AGES_AFTER = np.exp(-(0.5 + np.arange(WINDOW + 1)) / AGE)
 FAR = math.log(1.25)  # a correction that calls for a look at the plain step
-MOVED = math.log(1.12)  # a change of all rounds that is no noise: the device is in another state
+MOVED = math.log(1.12)  # a change that is no noise: the device is in another state
+JUMPS = 4  # rounds, each against earlier ones of its own shape, that show it; one may be missing
 BOUND = math.log(8.0)
 ODD = 0.5  # most that one round counts in what is particular to a shape
 FADE = 40.0  # rounds after which that counts 1/e
@@ -59,7 +65,9 @@ class _Shapes:
 class OnlineCorrection:
     """``update`` after each round, ``factors`` before the next. Bounded to [1/8, 8].
 
-    ``moves`` counts how often the level of all rounds has moved.
+    ``moves`` counts how often rounds left what others of their own shape had
+    taken. Shapes are never compared with each other for it: the widths in use
+    change with the text, and a table that is wrong about some is no load.
     """
 
     def __init__(self) -> None:
@@ -72,7 +80,8 @@ class OnlineCorrection:
         self._shapes: dict[int, _Shapes] = {}
         self._plain: dict[int, int] = {}
         self._off = 0.0
-        self._level = 0.0
+        self._jumps: deque[float] = deque(maxlen=JUMPS)
+        self._since = 0  # the round with which the device's present state began
         self._cache: dict[int, Floats] = {}
         self._longest = 0
 
@@ -83,15 +92,17 @@ class OnlineCorrection:
         ratio = min(max(math.log(measured / predicted), -BOUND), BOUND)
         at = int(look), width - 1
         known = self._particular(rows, at)
+        shape = look * WIDEST + width - 1
+        moved = self._moved(_row(rows), shape, ratio)
         i = self._count % WINDOW
         self._log[i], self._known[i] = ratio - known, known
-        self._rows[i], self._shape[i] = _row(rows), look * WIDEST + width - 1
+        self._rows[i], self._shape[i] = _row(rows), shape
         self._count += 1
         self._cache.clear()
-        level = self._overall()
-        if abs(level - self._level) > MOVED:
-            level = self._forget()
+        if moved:
+            self._forget()
             known = 0.0
+        level = self._overall()
         self._off = level + known
         if width == 1:
             self._plain[rows] = self._count
@@ -101,6 +112,14 @@ class OnlineCorrection:
         shapes.log[at] = min(max(known, -BOUND), BOUND)
         shapes.seen[at] += 1.0
         shapes.when[at] = self._count
+
+    def _moved(self, row: int, shape: int, ratio: float) -> bool:
+        """Whether the last rounds all left what their shapes took before."""
+        live = self._live
+        same = (self._rows[:live] == row) & (self._shape[:live] == shape) & (self._ages > 0.0)
+        if np.count_nonzero(same) >= 2:
+            self._jumps.append(ratio - median((self._log[:live] + self._known[:live])[same]))
+        return len(self._jumps) >= JUMPS - 1 and abs(median(self._jumps)) > MOVED
 
     def _particular(self, rows: int, at: tuple[int, int]) -> float:
         shapes = self._shapes.get(rows)
@@ -112,17 +131,18 @@ class OnlineCorrection:
     def _overall(self) -> float:
         """The level of the last rounds, whatever their shapes."""
         order = self._log[: self._live].argsort()
-        weights = AGES[(self._count - 1) % WINDOW, order]
-        return float(_weighted_median(self._log[order], weights[:, None])[0])
+        return float(_weighted_median(self._log[order], self._ages[order, None])[0])
 
-    def _forget(self) -> float:
-        """Another state of the device: nothing is known to be particular. Its level."""
+    def _forget(self) -> None:
+        """Another state of the device: only the rounds that showed it still count."""
         self.moves += 1
         self._shapes.clear()
         self._log += self._known
         self._known[:] = 0.0
-        self._level = self._overall()
-        return self._level
+        middle = median(self._jumps)
+        recent = takewhile(lambda jump: jump / middle > 0.5, reversed(self._jumps))
+        self._since = self._count - sum(1 for _ in recent)
+        self._jumps.clear()
 
     def blind(self, rows: int) -> bool:
         """Whether rounds are far off their predictions and no recent one was plain.
@@ -139,6 +159,12 @@ class OnlineCorrection:
     def _live(self) -> int:
         return min(self._count, WINDOW)
 
+    @property
+    def _ages(self) -> Floats:
+        """Weights of the rounds kept, by age; 0 for those of another state of the device."""
+        ages = AGES[(self._count - 1) % WINDOW, : self._live]
+        return np.asarray(np.where(ages > AGES_AFTER[min(self._count - self._since, WINDOW)], ages, 0.0))
+
     def factors(self, rows: int, drafted: int, look: bool) -> Floats:
         """Measured over predicted for rounds that verify 0..``drafted`` tokens."""
         done = self._cache.get(rows)
@@ -152,8 +178,7 @@ class OnlineCorrection:
         if not self._count:
             return np.ones((2, count))
         order = self._log[: self._live].argsort()
-        near = AGES[(self._count - 1) % WINDOW, order]
-        near = near * NEAR_ROWS[_row(rows), self._rows[order]]
+        near = self._ages[order] * NEAR_ROWS[_row(rows), self._rows[order]]
         widths = min(count, WIDEST)
         weights = NEAR[self._shape[order], :, :widths] * near[:, None, None]
         logs = _weighted_median(self._log[order], weights.reshape(len(order), 2 * widths))

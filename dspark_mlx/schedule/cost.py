@@ -3,7 +3,8 @@
 Rows are padded to the widest, so the price of a target step is that of (rows,
 widest row, context). Between measured points it is interpolated, beyond them
 extrapolated by the last slope and never flat: an assumed flat cost makes every
-token look free. A model without measurements says so (``known`` is False) and
+token look free. It may fall, where a wider step is the faster one (a multiple of
+a kernel's tile). A model without measurements says so (``known`` is False) and
 can learn from the rounds it sees. Everything in seconds; a *width* counts the
 anchor, so verifying n drafted tokens is a step of width n + 1.
 """
@@ -43,11 +44,9 @@ Points = dict[int, float]  # width or block -> seconds
 
 
 def _line(points: Points, x: float) -> float:
-    """``points`` made monotone and read at ``x``, which may lie outside of them."""
+    """``points`` read at ``x``, which may lie between or outside of them."""
     xs = sorted(points)
-    ys: list[float] = []
-    for key in xs:  # measured noise must not make more work look cheaper
-        ys.append(max(points[key], ys[-1]) if ys else points[key])
+    ys = [points[key] for key in xs]
     if x <= xs[0]:
         return ys[0]
     if x > xs[-1]:
@@ -55,7 +54,7 @@ def _line(points: Points, x: float) -> float:
             return ys[0] * x / max(xs[0], 1)  # one point says nothing of the slope: proportional
         mean = (ys[-1] - ys[0]) / (xs[-1] - xs[0])
         last = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])
-        return ys[-1] + (x - xs[-1]) * max(last, mean, FLOOR * ys[-1])
+        return max(ys) + (x - xs[-1]) * max(last, mean, FLOOR * ys[-1])
     i = bisect_left(xs, x)
     t = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
     return ys[i - 1] + t * (ys[i] - ys[i - 1])
@@ -125,7 +124,9 @@ class CostModel:
         if curve is None:
             at = self._at_context((bucket + 0.5) * CONTEXT_STEP if bucket else 0.0)
             curve = np.array([at(rows, n + 1) for n in range(drafted + 1)])
-            curve = self._curves[key] = np.maximum.accumulate(curve)
+            if not self.profiled:  # a few rounds: noise must not make more work look cheaper
+                curve = np.maximum.accumulate(curve)
+            self._curves[key] = curve
         return curve
 
     def _at_context(self, context: float) -> Any:

@@ -18,7 +18,9 @@ from .honesty import Honesty
 from .policy import Outcome, RowView
 
 SAMPLES = 24  # gain curves a forecast is made from
-EAGER = 4  # a row's first rounds count double, so that it is soon known by its own
+BORROWED = 6  # rounds of a row that weigh as much as what it borrowed from others
+GUESSED = 2  # and as much as a guess
+INHERIT = 0.5  # how much of a token's odds, against the usual, those after it share
 KEPT_ROWS = 64  # rows remembered after they have left
 
 
@@ -28,10 +30,12 @@ class Ring:
     ``there[i]`` counts the tokens that the proposer had in round i.
     """
 
-    __slots__ = ("_next", "gains", "own", "there")
+    __slots__ = ("_next", "gains", "guessed", "own", "there")
 
-    def __init__(self, gains: Floats, there: list[int], start: int = 0) -> None:
-        self.gains, self.there = gains, there
+    def __init__(
+        self, gains: Floats, there: list[int], start: int = 0, guessed: bool = False
+    ) -> None:
+        self.gains, self.there, self.guessed = gains, there, guessed
         self._next = start % SAMPLES
         self.own = 0
 
@@ -49,8 +53,10 @@ class Ring:
         """Tokens won by one length, on average."""
         return float(sum(self.gains[:, length].tolist())) / SAMPLES
 
-    def push(self, gain: Floats, there: int, times: int = 1) -> None:
-        for _ in range(times):
+    def push(self, gain: Floats, there: int) -> None:
+        """One round. The first count several times, so that a row is soon known by its own."""
+        weak, n = GUESSED if self.guessed else BORROWED, self.own
+        for _ in range(max(1, round(SAMPLES * weak / ((n + weak) * (n + weak + 1))))):
             i = self._next
             self.gains[i], self.there[i] = gain, there
             self._next = (i + 1) % SAMPLES
@@ -60,7 +66,7 @@ class Ring:
         """Rows that borrow the same rounds must not all be lucky in the same sample."""
         k = shift % SAMPLES
         there = self.there[SAMPLES - k :] + self.there[: SAMPLES - k]
-        return Ring(np.roll(self.gains, k, axis=0), there, self._next)
+        return Ring(np.roll(self.gains, k, axis=0), there, self._next, self.guessed)
 
 
 class History:
@@ -86,16 +92,17 @@ class History:
             if 0 < asked[r] <= n:
                 there[r] = block
                 if n < block:
-                    chance[r, n:block] = self._honesty.rates(row, block)[n:]
+                    chance[r, n:block] = _inherited(self._honesty.rates(row, block), chance[r], n)
         gains = np.zeros((count, chance.shape[1] + 1))
         np.multiply.accumulate(chance, axis=1).cumsum(axis=1, out=gains[:, 1:])
         for r, row in enumerate(outcome.rows):
             if not asked[r]:
                 continue
             gain = gains[r, : row.block + 1]
-            own = self.ring(row)
-            own.push(gain, there[r], 2 if own.own < EAGER else 1)
-            self._methods[row.method, row.block].push(gain, there[r])
+            self.ring(row).push(gain, there[r])
+            pool = self._methods[row.method, row.block]
+            pool.push(gain, there[r])
+            pool.guessed = False
 
     def ring(self, row: RowView) -> Ring:
         """The row's curves, for its present block."""
@@ -107,10 +114,18 @@ class History:
                 guess = np.zeros(row.block + 1)
                 np.cumsum(np.cumprod(self._honesty.rates(row, row.block)), out=guess[1:])
                 pool = self._methods[key] = Ring(
-                    np.tile(guess, (SAMPLES, 1)), [row.block] * SAMPLES
+                    np.tile(guess, (SAMPLES, 1)), [row.block] * SAMPLES, guessed=True
                 )
             self._born += 1
             own = self._rows[row.request_id] = pool.copy(7 * self._born)
             while len(self._rows) > KEPT_ROWS:
                 del self._rows[next(iter(self._rows))]
         return own
+
+
+def _inherited(rates: Floats, chance: Floats, n: int) -> Floats:
+    """Chances of the tokens after the ``n`` that were drafted: text that is easy stays easy."""
+    usual = np.log(rates / (1.0 - rates))
+    last = min(max(float(chance[n - 1]), 0.01), 0.99)
+    ahead = usual[n:] + INHERIT * (np.log(last / (1.0 - last)) - usual[n - 1])
+    return np.asarray(1.0 / (1.0 + np.exp(-ahead)))

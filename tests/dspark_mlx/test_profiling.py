@@ -19,7 +19,7 @@ from dspark_mlx import profiling
 from dspark_mlx.errors import ModelError, UsageError
 from dspark_mlx.events import Loading, Notice
 from dspark_mlx.profiling import cost_key, load_or_profile, profile_engine, profile_path, site
-from dspark_mlx.profiling.fit import isotonic, monotone, typical
+from dspark_mlx.profiling.fit import fit, isotonic, typical
 from dspark_mlx.profiling.grid import SHALLOW, grid
 from dspark_mlx.profiling.site import Site, blank_rows
 from dspark_mlx.profiling.store import read_profile
@@ -76,18 +76,32 @@ def test_isotonic_never_falls_keeps_the_sum_and_leaves_order_alone(values) -> No
 
 
 @given(st.lists(st.lists(SECONDS, min_size=5, max_size=5), min_size=1, max_size=4))
-def test_prices_rise_with_tokens_and_rows_after_the_fit(measured) -> None:
-    table = {r: dict(enumerate(points, start=1)) for r, points in enumerate(measured, start=1)}
-    cost = CostModel({0: monotone(table)})
+def test_prices_that_one_pass_measured_rise_with_tokens_and_rows(measured) -> None:
+    table = {
+        r: {n: [seconds] for n, seconds in enumerate(points, start=1)}
+        for r, points in enumerate(measured, start=1)
+    }
+    cost = CostModel({0: fit(table)})
     for rows in table:
         prices = [cost.seconds(rows, w) for w in range(1, 6)]
-        assert prices == sorted(prices)
+        assert prices == pytest.approx(sorted(prices))
         assert all(p > 0 for p in prices)
 
 
 def test_a_staircase_stays_a_staircase() -> None:
     stairs = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.8, 6: 1.8, 7: 1.8}
-    assert monotone({1: stairs}) == {1: stairs}
+    assert fit({1: {n: [s] * 3 for n, s in stairs.items()}}) == {1: stairs}
+
+
+def test_a_longer_step_is_cheaper_only_where_the_passes_agree() -> None:
+    """Also when the clock speed drifts from pass to pass by more than the difference."""
+    speeds = [1.0, 1.3, 0.9, 1.2]
+    tile = {3: [1.2 * s for s in speeds], 4: [1.05 * s for s in speeds]}
+    noise = {3: [1.2, 1.2, 1.0, 1.1], 4: [1.0, 1.0, 1.3, 1.3]}
+    assert fit({1: tile})[1] == {n: typical(samples) for n, samples in tile.items()}
+    for few in (noise, {n: samples[:2] for n, samples in tile.items()}):
+        evened = fit({1: few})[1]
+        assert evened[3] == evened[4]
 
 
 def test_a_hiccup_does_not_change_what_is_typical() -> None:

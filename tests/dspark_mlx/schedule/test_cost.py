@@ -1,4 +1,6 @@
-"""Prices stay as measured, are monotone, never flat beyond what was measured, and learn."""
+"""Prices stay as measured, between points too, are never flat beyond what was measured, and learn."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,10 +24,29 @@ def test_measured_points_are_kept_as_measured():
     assert model.seconds(1, 6) == pytest.approx(1.8 + 0.1 / 3)
 
 
+def test_a_wider_step_that_was_faster_stays_so():
+    """A kernel may be faster at a multiple of its tile; only what noise explains is evened out."""
+    model = CostModel({0: {1: {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.02, 6: 1.3}}})
+    assert model.steps(1, 0, 5).tolist() == pytest.approx([1.0, 1.1, 1.2, 1.02, 1.16, 1.3])
+
+
 @given(TABLES, st.integers(1, 8), st.integers(0, 5000))
-def test_the_price_is_monotone_in_the_width(table, rows, context):
-    curve = CostModel({0: table}).steps(rows, context, 20)
-    assert np.all(np.diff(curve) >= 0) and np.all(curve > 0) and np.all(np.isfinite(curve))
+def test_a_price_between_two_measured_widths_lies_between_theirs(table, rows, context):
+    model = CostModel({0: table})
+    curve = model.steps(rows, context, 20)
+    assert np.all(curve > 0) and np.all(np.isfinite(curve))
+    if rows in table:
+        for low, high in pairwise(sorted(table[rows])):
+            ends = sorted((table[rows][low], table[rows][high]))
+            inside = curve[low - 1 : high]
+            assert inside.min() >= ends[0] - 1e-9 and inside.max() <= ends[1] + 1e-9
+
+
+def test_prices_learned_from_rounds_never_fall_with_the_width():
+    model = CostModel()
+    for width, seconds in ((1, 1.0), (3, 1.4), (5, 1.2)):
+        model.learn(1, width, seconds)
+    assert np.all(np.diff(model.steps(1, 0, 6)) >= 0)
 
 
 @given(POINTS)
