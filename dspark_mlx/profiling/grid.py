@@ -54,7 +54,8 @@ def grid(
         steps(base, [1], few),
         steps(base, [1], widths[1::2]),
         steps(base, [1], widths),
-        steps(base, some_rows, few) + drafts(some_rows, corners=True),
+        # The first drafted token is the steepest: several rows rarely fill a kernel's tile.
+        steps(base, some_rows, sorted({*few, min(2, widest)})) + drafts(some_rows, corners=True),
         [s for c in deeper for s in steps(c, ends, sorted({1, widest}))],
         steps(base, [max_rows], widths),
         drafts([1], corners=False),
