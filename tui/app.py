@@ -81,8 +81,6 @@ class ChatApp(App[None]):
         self._interrupted = -_QUIT_SECONDS
         self.crash = ""
         self.leaving = False
-        self._beat = 0
-        self._painted = True
         self.register_theme(themes.DARK)
         self.register_theme(themes.LIGHT)
         self.theme = self._theme_name(self.settings.theme)
@@ -177,12 +175,6 @@ class ChatApp(App[None]):
         if self.leaving:
             return
         events = self.engine.drain()
-        if not events and self._painted:
-            return
-        self._beat += 1
-        # The last events before a pause are always painted in full.
-        beat = self._beat if events else 0
-        self._painted = not events
         for event in events:
             self.live.apply(event)
             if isinstance(event, Failed):
@@ -191,11 +183,12 @@ class ChatApp(App[None]):
             elif isinstance(event, Notice):
                 self.notify(event.message, markup=False)
         try:
-            await self.chat.take(events)
-            self.chat.tell()
-            redraw = getattr(self.screen, "redraw", None)
-            if redraw is not None:
-                redraw(beat)
+            if events:
+                await self.chat.take(events)
+                self.chat.tell()
+            beat = getattr(self.screen, "beat", None)
+            if beat is not None:
+                beat(news=bool(events))
         except Exception:
             if not self.leaving:  # else the screen is being taken down around us
                 raise
