@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 
 from textual.app import App
 from textual.binding import Binding
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 
 from dspark_mlx.errors import DsparkError
 from dspark_mlx.events import Failed, Notice
@@ -30,6 +32,7 @@ from .backend import Backend
 from .commands import ChatCommands
 from .conversation import Conversation
 from .engine import Engine
+from .pasting import PasteDriver
 from .screens.chat import ChatScreen
 from .sessions import SessionStore
 from .settings import SettingsFile
@@ -96,6 +99,10 @@ class ChatApp(App[None]):
     @property
     def model_name(self) -> str:
         return self.live.loaded.model if self.live.loaded else self.engine.wanted
+
+    def get_driver_class(self) -> type[Driver]:
+        usual = super().get_driver_class()
+        return PasteDriver if usual is LinuxDriver else usual
 
     def get_default_screen(self) -> ChatScreen:
         return ChatScreen()

@@ -151,6 +151,7 @@ class ChatScreen(Screen[None]):
                 # A recording plays requests that nobody typed here.
                 for conversation in adopted(event, [p.conversation.active for p in panes]):
                     await self.open(conversation)
+                    self.chat.live.request(conversation.active or "").title = conversation.name
                     panes = self.panes
             for pane in panes:
                 conversation = pane.conversation
