@@ -102,6 +102,8 @@ def measure(size: tuple[int, int], keys: str, chat: list[str]) -> dict[str, Any]
 
         threading.Thread(target=read, daemon=True).start()
         process.wait()
+        if not result.exists():
+            raise SystemExit("the chat ended before the reply did")
         wall, ui, whole, host, rounds, tokens = json.loads(result.read_text())
     return {
         "seconds": wall,

@@ -67,7 +67,7 @@ def _named(request: RequestState, width: int) -> str:
 
 
 def requests_table(state: LiveState, width: int, height: int) -> Canvas:
-    """All requests, the active ones first: lengths and speeds."""
+    """All requests, the active ones first, then the newest: lengths and speeds."""
     canvas = Canvas(width, height)
     columns: list[tuple[str, int, Callable[[RequestState], str]]] = [
         ("state", 9, lambda r: r.status.value),
@@ -84,7 +84,8 @@ def requests_table(state: LiveState, width: int, height: int) -> Canvas:
         del columns[1]  # the method: mostly the same for all
     room = min(44, max(12, width - sum(wide for _, wide, _ in columns)))
     columns.insert(0, ("request", room, lambda r: _named(r, room - 1)))
-    rows = sorted(state.requests.values(), key=lambda r: r.active, reverse=True)
+    newest = reversed(state.requests.values())
+    rows = sorted(newest, key=lambda r: r.active, reverse=True)
     active = len(state.active)
     axes.title(
         canvas,
