@@ -16,6 +16,7 @@ from tui.replay import ReplayBackend
 from tui.screens.monitor import MonitorScreen
 from tui.widgets.chart import Chart
 from tui.widgets.live import LivePanel
+from tui.widgets.pane import Transcript
 from tui.widgets.tokens import TokenText
 
 
@@ -59,7 +60,7 @@ async def test_tokens_are_coloured_by_origin_at_a_key_and_plain_by_default(chat)
 async def test_the_ground_of_a_token_is_stronger_the_surer_the_drafter_was(chat) -> None:
     async with chat() as c:
         view = TokenText([(" a", "draft", 0.1), (" b", "draft", 0.95), (" c", "target", None)])
-        await c.app.chat.query_one("#panes").mount(view)
+        await c.pane.query_one(Transcript).mount(view)
         (line,) = await c.until(lambda: view._lines)
         weak, strong, own = (segment.style for segment in line if segment.style)
         # The ground is dark and the drafter's colour bright.

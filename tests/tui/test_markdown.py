@@ -9,6 +9,7 @@ from textual.geometry import Offset
 from textual.selection import Selection
 
 from tui.widgets.markdown import _LONG, GrowingMarkdown, Part
+from tui.widgets.pane import Transcript
 
 TEXT = """\
 # Head
@@ -41,7 +42,7 @@ async def grown(chat, pieces: list[str]) -> tuple[list[Part], str]:
     """The parts and the text on the screen after ``pieces`` were fed one by one."""
     async with chat() as c:
         body = GrowingMarkdown()
-        await c.app.chat.query_one("#panes").mount(body)
+        await c.pane.query_one(Transcript).mount(body)
         for piece in pieces:
             body.feed(piece)
             body._take_some()  # a look at what has arrived, without the wait between two
@@ -64,6 +65,16 @@ async def test_text_reads_the_same_however_it_arrived(chat, seed: int) -> None:
     for line in (" • one", " 3. three", " 4. four", " def f(x):", "▌ quoted", "Done: see here."):
         assert line in shown, line
     assert "```" not in shown and "**" not in shown and "|--" not in shown
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 3, 5])
+async def test_a_screen_without_room_is_survived(chat, width: int) -> None:
+    async with chat() as c:
+        body = GrowingMarkdown(TEXT)
+        body.styles.width = width + 4  # its padding
+        await c.pane.query_one(Transcript).mount(body)
+        await c.pilot.pause()
+        assert body.size.width == width
 
 
 async def test_only_the_last_part_is_laid_out_again(chat, monkeypatch) -> None:
@@ -96,7 +107,7 @@ async def test_long_code_is_the_same_once_it_is_written(chat) -> None:
 async def test_settling_waits_for_text_fed_before_the_widget_was_up(chat) -> None:
     async with chat() as c:
         body = GrowingMarkdown("early")
-        c.app.chat.query_one("#panes").mount(body)
+        c.pane.query_one(Transcript).mount(body)
         await body.settle()
         assert body.source == "early"
 
@@ -105,7 +116,7 @@ async def test_a_selection_is_copied_without_the_breaks_of_the_screen(chat) -> N
     async with chat(size=(80, 24)) as c:
         words = " ".join(f"word{n}" for n in range(40))
         body = GrowingMarkdown(f"{words}\n\n```\na\nb\n```")
-        await c.app.chat.query_one("#panes").mount(body)
+        await c.pane.query_one(Transcript).mount(body)
         await c.pilot.pause()
         text, _ = body.get_selection(Selection(None, None)) or ("", "")
         assert text.split("\n")[0] == words
@@ -119,7 +130,7 @@ async def test_a_link_is_opened_where_it_is_one_for_a_browser(chat, monkeypatch)
         opened: list[str] = []
         monkeypatch.setattr(c.app, "open_url", lambda url, **_: opened.append(url))
         body = GrowingMarkdown("[web](http://example.org) [file](ftp://example.org)")
-        await c.app.chat.query_one("#panes").mount(body)
+        await c.pane.query_one(Transcript).mount(body)
         await c.pilot.pause()
         await c.pilot.click(body, offset=(3, 0))
         assert opened == ["http://example.org"]

@@ -69,6 +69,7 @@ class Inks:
 
     def strips(self, renderable: Any, width: int) -> list[Strip]:
         """What Rich makes of ``renderable``, a strip a line."""
+        width = max(2, width)  # room for the widest letter; Rich fails on less
         options = self.console.options.update(width=width)
         lines = self.console.render_lines(renderable, options, pad=True)
         return [Strip(line, width) for line in lines]
