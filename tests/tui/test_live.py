@@ -86,6 +86,17 @@ async def test_a_growing_reply_is_coloured_while_it_is_written(chat) -> None:
         assert shown(view) == "".join(c.conversation.messages[1].text.split())
 
 
+async def test_what_was_written_below_the_monitor_is_there_on_return(chat) -> None:
+    async with chat(replay(play=False)) as c:
+        await c.say("Go", wait=False)
+        await c.press("ctrl+g")
+        await play(c, 100)
+        await c.until(lambda: not c.conversation.active)
+        await c.press("escape")
+        last = c.conversation.messages[1].text.split()[-1]
+        await c.until(lambda: last in c.screen() and "Assistant  writing" not in c.screen())
+
+
 async def test_the_strip_shows_the_round_and_why_it_was_cut(chat) -> None:
     backend = ScriptedBackend()
     backend.hold = True

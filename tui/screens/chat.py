@@ -65,7 +65,7 @@ class ChatScreen(Screen[None]):
         self._autosave = Autosave()
         self._paces = (
             Pace(STRIP_SECONDS, self._redraw_strips),
-            Pace(CHART_SECONDS, self._redraw_panel),
+            Pace(CHART_SECONDS, lambda: self._panel.redraw()),
         )
 
     @property
@@ -74,7 +74,6 @@ class ChatScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         self.turns = Turns(self.chat)
-        # Kept at hand: they are wanted many times a second, and a query walks every widget.
         live = self.chat.live
         yield self._tabs
         with Horizontal(id="body"):
@@ -160,7 +159,13 @@ class ChatScreen(Screen[None]):
                     changed.add(pane)
                     if isinstance(event, Finished) and reply is not None:
                         self._autosave.finished(self.chat.store, reply)
-        for pane in changed:
+        # Painting below the monitor would have all of that painted anew.
+        if self.app.screen is self or self.app.screen.is_modal:
+            for pane in changed:
+                pane.follow()
+
+    def on_screen_resume(self) -> None:
+        for pane in self.panes:
             pane.follow()
 
     def beat(self, news: bool) -> None:
@@ -172,9 +177,6 @@ class ChatScreen(Screen[None]):
         """Everything that the live state shows in, now."""
         self.tell()
         self._redraw_strips()
-        self._redraw_panel()
-
-    def _redraw_panel(self) -> None:
         self._panel.redraw()
 
     def _redraw_strips(self) -> None:
@@ -192,8 +194,6 @@ class ChatScreen(Screen[None]):
     @on(Pane.Edited)
     def draft_changed(self, event: Pane.Edited) -> None:
         self._autosave.edited(event.pane.conversation)
-
-    # Asking
 
     @on(Prompt.Sent)
     async def sent(self, event: Prompt.Sent) -> None:
