@@ -68,9 +68,12 @@ def read_trace(path: str | Path) -> Iterator[Event]:
                     continue
                 try:
                     yield from_json(line.decode("utf-8"))
-                except ValueError as error:
+                except ValueError:
                     if not line.endswith(b"\n"):
                         return
-                    raise UsageError(f"{path}, line {number}: {error}") from None
+                    raise UsageError(
+                        f"{path} is not a trace: line {number} is no event of the engine",
+                        "give a file that `dspark-chat --trace FILE` wrote",
+                    ) from None
     except OSError as error:
         raise UsageError(f"cannot read the trace {path}: {error}") from error

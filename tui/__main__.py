@@ -12,6 +12,7 @@ from dspark_mlx.errors import DsparkError, UsageError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+SWITCH_SECONDS = 0.001
 
 # Flag, setting, metavar, help. Values are checked as the settings file's are.
 _SETTINGS = (
@@ -152,6 +153,9 @@ def _full_screen(
     start = Start(prompt, newest.session if newest else None, values)
     app = ChatApp(backend, store, settings, start)
     hangup.watch(sys.stderr.fileno())
+    # While the display is at work the engine's thread waits this long for its turn: by default
+    # five milliseconds, several times a round.
+    sys.setswitchinterval(SWITCH_SECONDS)
     app.run()
     if app.crash:
         print(app.crash, file=sys.stderr)

@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 
 from textual.app import App
 from textual.binding import Binding
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 
 from dspark_mlx.errors import DsparkError
 from dspark_mlx.events import Failed, Notice
@@ -30,6 +32,7 @@ from .backend import Backend
 from .commands import ChatCommands
 from .conversation import Conversation
 from .engine import Engine
+from .pasting import PasteDriver
 from .screens.chat import ChatScreen
 from .sessions import SessionStore
 from .settings import SettingsFile
@@ -81,8 +84,6 @@ class ChatApp(App[None]):
         self._interrupted = -_QUIT_SECONDS
         self.crash = ""
         self.leaving = False
-        self._beat = 0
-        self._painted = True
         self.register_theme(themes.DARK)
         self.register_theme(themes.LIGHT)
         self.theme = self._theme_name(self.settings.theme)
@@ -98,6 +99,10 @@ class ChatApp(App[None]):
     @property
     def model_name(self) -> str:
         return self.live.loaded.model if self.live.loaded else self.engine.wanted
+
+    def get_driver_class(self) -> type[Driver]:
+        usual = super().get_driver_class()
+        return PasteDriver if usual is LinuxDriver else usual
 
     def get_default_screen(self) -> ChatScreen:
         return ChatScreen()
@@ -177,12 +182,6 @@ class ChatApp(App[None]):
         if self.leaving:
             return
         events = self.engine.drain()
-        if not events and self._painted:
-            return
-        self._beat += 1
-        # The last events before a pause are always painted in full.
-        beat = self._beat if events else 0
-        self._painted = not events
         for event in events:
             self.live.apply(event)
             if isinstance(event, Failed):
@@ -191,11 +190,12 @@ class ChatApp(App[None]):
             elif isinstance(event, Notice):
                 self.notify(event.message, markup=False)
         try:
-            await self.chat.take(events)
-            self.chat.tell()
-            redraw = getattr(self.screen, "redraw", None)
-            if redraw is not None:
-                redraw(beat)
+            if events:
+                await self.chat.take(events)
+                self.chat.tell()
+            beat = getattr(self.screen, "beat", None)
+            if beat is not None:
+                beat(news=bool(events))
         except Exception:
             if not self.leaving:  # else the screen is being taken down around us
                 raise

@@ -89,6 +89,21 @@ class Canvas:
             self.text(x + start, y, char * (end - start), style)
             start = end
 
+    def place(self, x: int, y: int, other: Canvas) -> None:
+        """Put ``other`` upon this one, its top left corner at (x, y)."""
+        wide = min(other.width, self.width - x)
+        for row in range(min(other.height, self.height - y)):
+            self._chars[y + row][x : x + wide] = other._chars[row][:wide]
+            self._styles[y + row][x : x + wide] = other._styles[row][:wide]
+
+    def changed(self, before: Canvas) -> Sequence[int]:
+        """The rows that differ from those of ``before``, a canvas of the same size."""
+        return [
+            y
+            for y in range(self.height)
+            if self._chars[y] != before._chars[y] or self._styles[y] != before._styles[y]
+        ]
+
     def row(self, y: int) -> Iterator[Run]:
         """The row as runs of one style each; their cells add up to the width."""
         if not 0 <= y < self.height or not self.width:
@@ -99,13 +114,6 @@ class Canvas:
             if x == self.width or styles[x] != styles[start]:
                 yield "".join(chars[start:x]), styles[start]
                 start = x
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Canvas) and (
-            self._chars == other._chars and self._styles == other._styles
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def plain(self) -> list[str]:
         """The rows without styles, for tests and for screen readers."""

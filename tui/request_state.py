@@ -20,6 +20,7 @@ class RequestState:
     """One request as seen so far. Lengths count draft tokens; ``tokens`` counts committed ones."""
 
     id: str
+    title: str = ""  # of the conversation it belongs to, where that is known
     status: Status = Status.QUEUED
     ahead: int = 0
     prefill_done: int = 0

@@ -59,6 +59,7 @@ class Turns:
             await pane.sync()
             return
         app.save(conversation)
+        app.live.request(request.id).title = conversation.name
         app.engine.submit(request)  # before anything is awaited: Esc must find it submitted
         await pane.sync()
         pane.to_end()

@@ -45,6 +45,6 @@ def unpriced(limits: Limits, policy: str = "") -> Schedule:
 def chosen(width: int, seconds: float, expected: float) -> str:
     """Why a row drafts and verifies ``width``, settled before its draft was made."""
     return (
-        f"{tokens(width)} pay best by recent rounds: "
+        f"{tokens(width)} {'pays' if width == 1 else 'pay'} best by recent rounds: "
         f"{expected:.2f} expected tokens in {1e3 * seconds:.0f} ms"
     )

@@ -217,3 +217,15 @@ def test_long_request_ids_are_told_apart_by_their_ends() -> None:
     table = "\n".join(gauges.requests_table(live, 80, 6).plain())
     for end in ("…-cc7108866", "…-c656ef88e", "c12345678"):
         assert f"{end} " in table
+
+
+def test_requests_are_named_by_their_conversation_and_id() -> None:
+    live = LiveState()
+    live.request("c12345678").title = "Explain hash maps to me"
+    live.request("c87654321").title = "你好，世界。" * 9
+    for width, name in ((80, "Explain"), (200, "Explain hash maps to me c12345678")):
+        table = gauges.requests_table(live, width, 6)
+        shown = "\n".join(table.plain())
+        assert name in shown and "c12345678 " in shown and "c87654321 " in shown and "你" in shown
+        for y in range(table.height):
+            assert sum(cell_len(text) for text, _ in table.row(y)) == width

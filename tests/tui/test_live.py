@@ -16,6 +16,7 @@ from tui.replay import ReplayBackend
 from tui.screens.monitor import MonitorScreen
 from tui.widgets.chart import Chart
 from tui.widgets.live import LivePanel
+from tui.widgets.pane import Transcript
 from tui.widgets.tokens import TokenText
 
 
@@ -45,12 +46,11 @@ async def test_tokens_are_coloured_by_origin_at_a_key_and_plain_by_default(chat)
         assert not c.app.chat.query(TokenText), "plain reading is the default"
         await c.press("ctrl+t")
         view = await c.until(lambda: next(iter(c.app.chat.query(TokenText)), None))
-        await c.until(lambda: view.children)
-        content = view.children[0].visual
-        text = content.plain
-        assert text == "one two three four five six seven eight"
-        own = [text[s.start : s.end] for s in content.spans if s.style.underline]
-        drafted = [text[s.start : s.end] for s in content.spans if s.style.background is not None]
+        (line,) = await c.until(lambda: view._lines)
+        assert line.text.rstrip() == "one two three four five six seven eight"
+        styled = [(segment.text, segment.style) for segment in line if segment.style]
+        own = [text for text, style in styled if style.underline]
+        drafted = [text for text, style in styled if style.bgcolor]
         assert own == [" six", " eight"]
         assert "".join(drafted).split() == ["one", "two", "three", "four", "five", "seven"]
         await c.press("ctrl+t")
@@ -60,11 +60,17 @@ async def test_tokens_are_coloured_by_origin_at_a_key_and_plain_by_default(chat)
 async def test_the_ground_of_a_token_is_stronger_the_surer_the_drafter_was(chat) -> None:
     async with chat() as c:
         view = TokenText([(" a", "draft", 0.1), (" b", "draft", 0.95), (" c", "target", None)])
-        await c.app.chat.query_one("#panes").mount(view)
-        await c.until(lambda: view.children)
-        weak, strong, own = view.children[0].visual.spans
-        assert weak.style.background.a < strong.style.background.a
-        assert own.style.background is None and own.style.underline
+        await c.pane.query_one(Transcript).mount(view)
+        (line,) = await c.until(lambda: view._lines)
+        weak, strong, own = (segment.style for segment in line if segment.style)
+        # The ground is dark and the drafter's colour bright.
+        assert sum(weak.bgcolor.triplet) < sum(strong.bgcolor.triplet)
+        assert own.bgcolor is None and own.underline
+
+
+def shown(view: TokenText) -> str:
+    """What is on the lines, without blanks: those at a line's end are not kept."""
+    return "".join("".join(strip.text for strip in view._lines).split())
 
 
 async def test_a_growing_reply_is_coloured_while_it_is_written(chat) -> None:
@@ -72,13 +78,23 @@ async def test_a_growing_reply_is_coloured_while_it_is_written(chat) -> None:
         await c.say("Go", wait=False)
         await play(c, 1.0)
         view = await c.until(lambda: next(iter(c.app.chat.query(TokenText)), None))
-        before = sum(len(part.visual.plain) for part in view.children)
+        before = len(shown(view))
         await play(c, 1.0)
-        await c.until(lambda: sum(len(p.visual.plain) for p in view.children) > before)
+        await c.until(lambda: len(shown(view)) > before)
         await play(c, 100)
         await c.until(lambda: not c.conversation.active)
-        shown = "".join(part.visual.plain for part in view.children).replace("\n", "")
-        assert shown == c.conversation.messages[1].text.replace("\n", "")
+        assert shown(view) == "".join(c.conversation.messages[1].text.split())
+
+
+async def test_what_was_written_below_the_monitor_is_there_on_return(chat) -> None:
+    async with chat(replay(play=False)) as c:
+        await c.say("Go", wait=False)
+        await c.press("ctrl+g")
+        await play(c, 100)
+        await c.until(lambda: not c.conversation.active)
+        await c.press("escape")
+        last = c.conversation.messages[1].text.split()[-1]
+        await c.until(lambda: last in c.screen() and "Assistant  writing" not in c.screen())
 
 
 async def test_the_strip_shows_the_round_and_why_it_was_cut(chat) -> None:

@@ -20,6 +20,7 @@ from make_trace import make
 
 from dspark_mlx.events import Finished, StepDone, to_json
 from dspark_mlx.trace import read_trace
+from tui.sessions import SessionStore
 
 ROOT = Path(__file__).parents[2]
 _CODES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[=>()][0-9A-Z]?")
@@ -131,6 +132,29 @@ def test_a_question_is_asked_answered_stopped_and_the_program_left(
     events = list(read_trace(trace))
     assert sum(isinstance(e, Finished) for e in events) == 2
     assert any(isinstance(e, StepDone) for e in events)
+
+
+def test_a_paste_with_escape_codes_and_line_ends_is_one_text_and_sends_nothing(
+    terminal, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model")
+    trace = tmp_path / "run.jsonl"
+    term = terminal("--model", str(model), "--max-tokens", "4", "--trace", str(trace))
+    term.expect("Ask anything")
+    for part in ("\x1b[20", "0~ab \x1b", "[31m cd\r\nef \x1b\x1b[A gh\r\x1b[", "201~"):
+        term.send(part)
+        term.read(0.3)
+    term.send("!")
+    term.expect("!")
+    term.send("\r")  # only this one sends
+    term.until(lambda: any(isinstance(e, Finished) for e in read_trace(trace)))
+    term.read(1.5)
+    store = SessionStore(next(tmp_path.rglob("chat.sqlite3")))
+    (entry,) = store.entries()
+    saved = store.load(entry.session)
+    assert saved is not None and [m.role for m in saved.messages] == ["user", "assistant"]
+    assert saved.messages[0].text == "ab  cd\nef  gh\n!"
+    store.close()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from tui.screens.sessions import SessionsScreen
 from tui.screens.settings import SettingsScreen
 from tui.sessions import SessionStore
 from tui.settings import SettingsFile
+from tui.widgets.markdown import GrowingMarkdown
 
 
 async def opened(c, kind):
@@ -263,7 +264,7 @@ async def test_help_lists_the_keys_and_how_to_read_the_view(chat) -> None:
         lines = str(screen.query_one(".keys", Static).visual).splitlines()
         assert any(line.split() == ["Ctrl+T", "colour", "tokens", "by", "origin", "chat.tokens"]
                    for line in lines)  # fmt: skip
-        assert "Draft strip" in screen.query_one("Block").source
+        assert "Draft strip" in screen.query_one(GrowingMarkdown).source
         await c.press("escape")
         await c.until(lambda: not isinstance(c.app.screen, HelpScreen))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.cells import cell_len
+
 from ..canvas import Canvas
 from ..request_state import RequestState
 from ..state import LiveState
-from ..text import count, size
+from ..text import count, one_line, size
 from . import axes
 from .axes import number, percent
 
@@ -55,11 +57,19 @@ def context(state: LiveState, width: int, height: int) -> Canvas:
     return canvas
 
 
+def _named(request: RequestState, width: int) -> str:
+    """A request's conversation, as far as there is room for it, and its id."""
+    short = request.id if len(request.id) < 12 else "…" + request.id[-10:]
+    title = one_line(request.title)
+    while title and cell_len(title) + 1 + len(short) > width:
+        title = title[:-2].rstrip() + "…" if len(title) > 2 else ""
+    return f"{title} {short}" if title else short
+
+
 def requests_table(state: LiveState, width: int, height: int) -> Canvas:
-    """All requests, the active ones first: lengths and speeds."""
+    """All requests, the active ones first, then the newest: lengths and speeds."""
     canvas = Canvas(width, height)
     columns: list[tuple[str, int, Callable[[RequestState], str]]] = [
-        ("request", 12, lambda r: r.id if len(r.id) < 12 else "…" + r.id[-10:]),
         ("state", 9, lambda r: r.status.value),
         ("method", 8, lambda r: r.method or "-"),
         ("context", 8, lambda r: count(r.context)),
@@ -70,7 +80,12 @@ def requests_table(state: LiveState, width: int, height: int) -> Canvas:
         ("a round", 8, lambda r: number(r.per_round, 2)),
         ("cut", 4, lambda r: str(r.last.scheduled) if r.last else "-"),
     ]
-    rows = sorted(state.requests.values(), key=lambda r: r.active, reverse=True)
+    if width < 90:
+        del columns[1]  # the method: mostly the same for all
+    room = min(44, max(12, width - sum(wide for _, wide, _ in columns)))
+    columns.insert(0, ("request", room, lambda r: _named(r, room - 1)))
+    newest = reversed(state.requests.values())
+    rows = sorted(newest, key=lambda r: r.active, reverse=True)
     active = len(state.active)
     axes.title(
         canvas,
@@ -84,7 +99,7 @@ def requests_table(state: LiveState, width: int, height: int) -> Canvas:
         left = name in ("request", "state", "method")
         for y, text in enumerate([name, *(value(r) for r in rows[: height - 2])], 1):
             style = "axis" if y == 1 else ("text" if rows[y - 2].active else "dim")
-            text = text[: wide - 1]
+            text = text if name == "request" else text[: wide - 1]
             canvas.text(x if left else x + wide - 1 - len(text), y, text, style)
         x += wide
     return canvas

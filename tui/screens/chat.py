@@ -16,6 +16,7 @@ from dspark_mlx.events import Event, Finished
 
 from ..charts import gauges
 from ..conversation import Conversation
+from ..pace import CHART_SECONDS, STRIP_SECONDS, Pace
 from ..replay import adopted
 from ..saving import Autosave
 from ..turns import Turns
@@ -29,15 +30,6 @@ from ..widgets.prompt import Prompt
 
 if TYPE_CHECKING:
     from ..app import ChatApp
-
-_WELCOME = """\
-Type below and press Enter.
-
-Ctrl+T  colour tokens: drafted and accepted, or the target's own
-Ctrl+G  monitor: every chart        Ctrl+L  charts beside the chat
-Ctrl+N  another chat                Ctrl+O  earlier chats
-Ctrl+P  every command               F5      models
-F1      help                        Ctrl+Q  quit"""
 
 
 def _key(key: str, action: str, name: str, id: str, help_text: str, show: bool = False) -> Binding:
@@ -71,6 +63,10 @@ class ChatScreen(Screen[None]):
         self._tabs = TabBar()
         self._panes = Panes(id="panes")
         self._autosave = Autosave()
+        self._paces = (
+            Pace(STRIP_SECONDS, self._redraw_strips),
+            Pace(CHART_SECONDS, lambda: self._panel.redraw()),
+        )
 
     @property
     def chat(self) -> ChatApp:
@@ -78,7 +74,6 @@ class ChatScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         self.turns = Turns(self.chat)
-        # Kept at hand: they are wanted many times a second, and a query walks every widget.
         live = self.chat.live
         yield self._tabs
         with Horizontal(id="body"):
@@ -113,7 +108,7 @@ class ChatScreen(Screen[None]):
             self.show(place)
             return self.pane
         app = self.chat
-        pane = Pane(conversation, app.live, app.settings.token_colours, _WELCOME, app.inputs)
+        pane = Pane(conversation, app.live, app.settings.token_colours, app.inputs)
         empty = self._panes.never_begun
         await self._panes.mount(pane)
         if conversation.messages or conversation.draft:
@@ -155,6 +150,7 @@ class ChatScreen(Screen[None]):
                 # A recording plays requests that nobody typed here.
                 for conversation in adopted(event, [p.conversation.active for p in panes]):
                     await self.open(conversation)
+                    self.chat.live.request(conversation.active or "").title = conversation.name
                     panes = self.panes
             for pane in panes:
                 conversation = pane.conversation
@@ -163,23 +159,31 @@ class ChatScreen(Screen[None]):
                     changed.add(pane)
                     if isinstance(event, Finished) and reply is not None:
                         self._autosave.finished(self.chat.store, reply)
-        for pane in changed:
+        # Painting below the monitor would have all of that painted anew.
+        if self.app.screen is self or self.app.screen.is_modal:
+            for pane in changed:
+                pane.follow()
+
+    def on_screen_resume(self) -> None:
+        for pane in self.panes:
             pane.follow()
 
-    def redraw(self, beat: int = 0) -> None:
-        """The charts that are on the screen, after new events.
+    def beat(self, news: bool) -> None:
+        """Paint the charts that are due; the text has followed its events already."""
+        for pace in self._paces:
+            pace.beat(news)
 
-        The eye reads text faster than charts: text follows every beat, the
-        strip every second and the panel every third one.
-        """
+    def redraw(self) -> None:
+        """Everything that the live state shows in, now."""
         self.tell()
-        if beat % 2 == 0:
-            self._status.redraw()
-            for pane in self.panes:
-                if pane.display:
-                    pane.redraw()
-        if beat % 3 == 0 and self._panel.display:
-            self._panel.redraw()
+        self._redraw_strips()
+        self._panel.redraw()
+
+    def _redraw_strips(self) -> None:
+        self._status.redraw()
+        for pane in self.panes:
+            if pane.display:
+                pane.redraw()
 
     # Saving
 
@@ -190,8 +194,6 @@ class ChatScreen(Screen[None]):
     @on(Pane.Edited)
     def draft_changed(self, event: Pane.Edited) -> None:
         self._autosave.edited(event.pane.conversation)
-
-    # Asking
 
     @on(Prompt.Sent)
     async def sent(self, event: Prompt.Sent) -> None:

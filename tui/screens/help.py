@@ -11,7 +11,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
-from ..widgets.markdown import Block
+from ..widgets.markdown import GrowingMarkdown
 
 _READ = """
 ## How to read the live view
@@ -55,7 +55,7 @@ class HelpScreen(ModalScreen[None]):
         with Vertical(classes="box"):
             with VerticalScroll(can_focus=True):
                 yield Static(key_table(self._keys), classes="keys", markup=False)
-                yield Block(_READ)
+                yield GrowingMarkdown(_READ)
             yield Footer(compact=True)
 
 

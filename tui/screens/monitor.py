@@ -11,6 +11,7 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from ..charts import Draw, gauges, scheduling, timelines
+from ..pace import CHART_SECONDS, Pace
 from ..state import LiveState
 from ..widgets.chart import Chart
 
@@ -41,6 +42,7 @@ class MonitorScreen(Screen[None]):
     def __init__(self, live: LiveState) -> None:
         super().__init__()
         self._live = live
+        self._pace = Pace(CHART_SECONDS, self.redraw)
 
     def _chart(self, draw: Draw, classes: str = "") -> Chart:
         return Chart(lambda w, h: draw(self._live, w, h), classes=classes)
@@ -57,7 +59,9 @@ class MonitorScreen(Screen[None]):
         yield self._chart(gauges.status_line, "status")
         yield Footer(compact=True)
 
-    def redraw(self, beat: int = 0) -> None:
-        if beat % 3 == 0:
-            for chart in self.query(Chart):
-                chart.redraw()
+    def beat(self, news: bool) -> None:
+        self._pace.beat(news)
+
+    def redraw(self) -> None:
+        for chart in self.query(Chart):
+            chart.redraw()

@@ -7,11 +7,15 @@ from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.color import Color
+from textual.errors import NoWidget
+from textual.geometry import Region
 from textual.strip import Strip
-from textual.widget import Widget
 
 from ..canvas import Canvas
+from .inks import solid
+from .lined import Lined
+
+_NOTHING = Strip([])
 
 
 class Palette:
@@ -47,22 +51,17 @@ class Palette:
             "active": {"color": text, "bold": True, "reverse": True},
         }
         options: dict[str, Any] = fixed.get(name, {"color": self._colours.get(name, text)}).copy()
-        colour = options.get("color", "")
-        if not isinstance(colour, str) or not colour.startswith("#"):
-            options.pop("color", None)  # "auto" and ANSI themes: the terminal's own
-            if colour == muted and muted:
-                options["dim"] = True
-        elif len(colour) > 7:  # with an alpha: blended here, as Rich knows no transparency
-            ground = Color.parse(self._variables.get("background", "#000000"))
-            options["color"] = ground.blend(
-                Color.parse(colour[:7]), int(colour[7:9], 16) / 255
-            ).hex6
+        colour = options.pop("color", "")
+        if shown := solid(self._variables, colour):
+            options["color"] = shown
+        elif colour == muted and muted:
+            options["dim"] = True  # "auto" and ANSI themes: the terminal's own
         if extra == "strike":
             options["strike"] = True
         return Style(**options)
 
 
-class Chart(Widget):
+class Chart(Lined):
     """``draw(width, height)`` makes the canvas; ``redraw()`` has it made again."""
 
     ALLOW_SELECT = False
@@ -73,46 +72,63 @@ class Chart(Widget):
         super().__init__(id=id, classes=classes)
         self._draw = draw
         self._canvas: Canvas | None = None
-        self._strips: list[Strip] = []
+        self._strips: dict[int, Strip] = {}
         self._palette: Palette | None = None
 
     def redraw(self) -> None:
-        """Paint anew, unless nothing changed since the last time or nobody can see it."""
-        if not self.is_mounted or not self.region or not self.size:
+        """Paint anew the rows that changed since the last time, if anybody can see them."""
+        if not self.is_mounted or not self.size or not self._seen:
             self._canvas = None
             return
-        canvas = self._draw(self.size.width, self.size.height)
-        if self._canvas is not None and canvas == self._canvas:
+        width, height = self.size
+        before, canvas = self._canvas, self._draw(width, height)
+        self._canvas = canvas
+        if before is None or (before.width, before.height) != (canvas.width, canvas.height):
+            self._strips.clear()
+            self.refresh()
             return
-        self._canvas, self._strips = canvas, []
-        self.refresh()
+        for y in (rows := canvas.changed(before)):
+            self._strips.pop(y, None)
+        if rows:
+            # One region: the screen is painted by the rectangle around all of them anyway.
+            self.refresh(Region(0, rows[0], width, rows[-1] - rows[0] + 1))
+
+    @property
+    def _seen(self) -> bool:
+        """Whether any of it is on the screen: what was scrolled away is dear to refresh."""
+        try:
+            return bool(self.screen.find_widget(self).visible_region)
+        except NoWidget:
+            return False
 
     def notify_style_update(self) -> None:
         self._palette = None
-        self._strips = []
+        self._strips.clear()
         super().notify_style_update()
 
-    def render_line(self, y: int) -> Strip:
+    def line(self, y: int) -> Strip:
         width, height = self.size
         canvas = self._canvas
         if canvas is None or (canvas.width, canvas.height) != (width, height):
             canvas = self._canvas = self._draw(width, height)
-            self._strips = []
-        if not self._strips:
-            self._strips = self._paint(canvas, width)
-        return self._strips[y] if y < len(self._strips) else Strip.blank(width, self.rich_style)
+            self._strips.clear()
+        if y >= canvas.height:
+            return _NOTHING
+        if y not in self._strips:
+            self._strips[y] = self._paint(canvas, y)
+        return self._strips[y]
 
-    def _paint(self, canvas: Canvas, width: int) -> list[Strip]:
+    def _paint(self, canvas: Canvas, y: int) -> Strip:
         if self._palette is None:
             self._palette = Palette(self.app.theme_variables)
         base, palette = self.rich_style, self._palette
-        return [
-            Strip(
-                [Segment(text, base + palette[style] if style else base) for text, style in row],
-                width,
-            )
-            for row in (list(canvas.row(y)) for y in range(canvas.height))
-        ]
+        return Strip(
+            [
+                Segment(text, base + palette[style] if style else base)
+                for text, style in canvas.row(y)
+            ],
+            canvas.width,
+        )
 
     @property
     def plain(self) -> str:

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from textual.app import ComposeResult
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import VerticalScroll
 
+from ..canvas import Canvas
 from ..charts import Draw, gauges, scheduling, timelines
 from ..state import LiveState
 from .chart import Chart
+
+# Rows of the panel: what stands in each, side by side, and how high it is.
+_ROWS: tuple[tuple[tuple[Draw, ...], int], ...] = (
+    ((timelines.speed,), 6),
+    ((timelines.cuts_over_time,), 5),
+    ((scheduling.cut_histogram, scheduling.by_position), 6),
+    ((timelines.step_time,), 5),
+    ((gauges.shares,), 2),
+    ((gauges.memory,), 2),
+    ((gauges.context,), 2),
+    ((timelines.slowdown,), 5),
+    ((timelines.acceptance,), 5),
+)
+HEIGHT = sum(height + 1 for _, height in _ROWS)
 
 
 class LivePanel(VerticalScroll, can_focus=False):
@@ -16,27 +31,21 @@ class LivePanel(VerticalScroll, can_focus=False):
     def __init__(self, live: LiveState) -> None:
         super().__init__()
         self._live = live
-        self._charts: list[Chart] = []
-
-    def _chart(self, draw: Draw, height: int) -> Chart:
-        chart = Chart(lambda w, h: draw(self._live, w, h))
-        chart.styles.height = height
-        self._charts.append(chart)
-        return chart
+        # All in one: ten widgets would cost more to paint than their charts to draw.
+        self._charts = Chart(self._draw)
+        self._charts.styles.height = HEIGHT
 
     def compose(self) -> ComposeResult:
-        yield self._chart(timelines.speed, 6)
-        yield self._chart(timelines.cuts_over_time, 5)
-        with Horizontal(classes="pair"):
-            yield self._chart(scheduling.cut_histogram, 6)
-            yield self._chart(scheduling.by_position, 6)
-        yield self._chart(timelines.step_time, 5)
-        yield self._chart(gauges.shares, 2)
-        yield self._chart(gauges.memory, 2)
-        yield self._chart(gauges.context, 2)
-        yield self._chart(timelines.slowdown, 5)
-        yield self._chart(timelines.acceptance, 5)
+        yield self._charts
+
+    def _draw(self, width: int, height: int) -> Canvas:
+        canvas, y = Canvas(width, height), 0
+        for draws, high in _ROWS:
+            wide = (width - len(draws) + 1) // len(draws)
+            for n, draw in enumerate(draws):
+                canvas.place(n * (wide + 1), y, draw(self._live, wide, high))
+            y += high + 1
+        return canvas
 
     def redraw(self) -> None:
-        for chart in self._charts:
-            chart.redraw()
+        self._charts.redraw()

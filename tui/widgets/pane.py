@@ -6,8 +6,9 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.events import Click
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message as Posted
+from textual.strip import Strip
 from textual.widgets import Static, TextArea
 
 from .. import strip
@@ -15,8 +16,18 @@ from ..canvas import Canvas
 from ..conversation import Conversation
 from ..state import LiveState
 from .chart import Chart
+from .lined import ground
 from .message import MessageView
 from .prompt import Prompt
+
+_WELCOME = """\
+Type below and press Enter.
+
+Ctrl+T  colour tokens: drafted and accepted, or the target's own
+Ctrl+G  monitor: every chart        Ctrl+L  charts beside the chat
+Ctrl+N  another chat                Ctrl+O  earlier chats
+Ctrl+P  every command               F5      models
+F1      help                        Ctrl+Q  quit"""
 
 SHOWN = 24  # messages put on the screen at once; older ones on demand
 
@@ -31,6 +42,9 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__()
         self.following = True
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return ground(self, crop)
+
     def follow(self) -> None:
         """Go to the end and stay there."""
         self.following = True
@@ -42,7 +56,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def watch_virtual_size(self, _size: Size) -> None:
         if self.following:
-            self.scroll_end(animate=False, immediate=True)
+            # force: where text no longer fits for the first time there is no scroll bar yet.
+            self.scroll_end(animate=False, immediate=True, force=True)
 
     def on_resize(self) -> None:
         if self.following:
@@ -75,7 +90,6 @@ class Pane(Vertical):
         conversation: Conversation,
         live: LiveState,
         origin: bool,
-        welcome: str,
         inputs: list[str],
     ) -> None:
         super().__init__()
@@ -85,7 +99,6 @@ class Pane(Vertical):
         self.editing: int | None = None  # position of the message being edited
         self._before_edit = ""
         self._origin = origin
-        self._welcome = welcome
         self._inputs = inputs
         self._from = max(0, len(conversation.messages) - SHOWN)
         self._last_request: str | None = None
@@ -94,10 +107,13 @@ class Pane(Vertical):
     def compose(self) -> ComposeResult:
         with Transcript():
             yield Earlier("", markup=False)
-            yield Static(self._welcome, classes="welcome", markup=False)
+            yield Static(_WELCOME, classes="welcome", markup=False)
         yield self._strip
         yield Static("", classes="editing", markup=False)
         yield Prompt(self.inputs)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return ground(self, crop)
 
     async def on_mount(self) -> None:
         transcript = self.query_one(Transcript)

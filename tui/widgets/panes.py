@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from textual.containers import Horizontal
 from textual.dom import DOMNode
+from textual.geometry import Region
+from textual.strip import Strip
 from textual.widget import Widget
 
+from .lined import ground
 from .pane import Pane
 
 
@@ -20,6 +23,9 @@ class Panes(Horizontal):
         super().__init__(id=id)
         self.at = 0  # position of the current pane
         self.split = False
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return ground(self, crop)
 
     @property
     def all(self) -> list[Pane]:

@@ -50,6 +50,7 @@ class Prompt(TextArea):
             placeholder="Ask anything. Enter sends, Ctrl+J starts a new line.",
             highlight_cursor_line=False,
         )
+        self.cursor_blink = False  # nor is an idle chat to paint twice a second
         self._history = history
         self._back = 0  # 0: the draft itself, n: the n-th newest input
         self._draft = ""

@@ -1,0 +1,85 @@
+"""The theme's colours as Rich wants them, for text that is laid out by Rich: prose and code."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from rich.console import Console
+from rich.style import Style
+from rich.theme import Theme
+from textual.color import Color
+from textual.strip import Strip
+
+# Kind of text: theme variable of its colour (or none), the rest of its style.
+_PROSE = {
+    "markdown.h1": ("primary", "bold"),
+    "markdown.h2": ("primary", "bold underline"),
+    "markdown.h3": ("primary", "bold"),
+    "markdown.h4": ("primary", "underline"),
+    "markdown.h5": ("primary", "bold"),
+    "markdown.h6": ("foreground-muted", "bold"),
+    "markdown.h7": ("foreground-muted", ""),
+    "markdown.code": ("accent", ""),
+    "markdown.link": ("primary", "underline"),
+    "markdown.link_url": ("primary", "underline"),
+    "markdown.block_quote": ("foreground-muted", ""),
+    "markdown.item.bullet": ("primary", ""),
+    "markdown.item.number": ("primary", ""),
+    "markdown.hr": ("foreground-muted", ""),
+    "markdown.table.border": ("foreground-muted", ""),
+    "markdown.table.header": ("", "bold"),
+}
+
+
+def solid(variables: Mapping[str, str], colour: str) -> str:
+    """A theme's colour without alpha, which Rich does not know; empty for a terminal's own."""
+    if not colour.startswith("#"):
+        return ""
+    if len(colour) <= 7:
+        return colour
+    ground = Color.parse(variables.get("background", "#000000"))
+    return ground.blend(Color.parse(colour[:7]), int(colour[7:9], 16) / 255).hex6
+
+
+def ink(variables: Mapping[str, str], name: str, more: str = "") -> Style:
+    """A style in the colour of a theme variable, where it has one."""
+    return Style.parse(f"{more} {solid(variables, variables.get(name, ''))}".strip() or "none")
+
+
+class Inks:
+    """The theme's colours; ``console`` prints nowhere, it lays out text in them."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.variables = variables
+        styles = {name: ink(variables, *how) for name, how in _PROSE.items()}
+        ground = solid(variables, variables.get("surface", ""))
+        styles["code.ground"] = Style(bgcolor=ground) if ground else Style()
+        self.console = Console(
+            file=io.StringIO(),
+            force_terminal=True,
+            color_system="truecolor",
+            legacy_windows=False,
+            highlight=False,
+            theme=Theme(styles),
+            _environ={},  # size and colours are the app's business
+        )
+
+    def strips(self, renderable: Any, width: int) -> list[Strip]:
+        """What Rich makes of ``renderable``, a strip a line."""
+        width = max(2, width)  # room for the widest letter; Rich fails on less
+        options = self.console.options.update(width=width)
+        lines = self.console.render_lines(renderable, options, pad=True)
+        return [Strip(line, width) for line in lines]
+
+
+@lru_cache(maxsize=2)
+def _inks(variables: tuple[tuple[str, str], ...]) -> Inks:
+    return Inks(dict(variables))
+
+
+def inks(variables: Mapping[str, str]) -> Inks:
+    """The inks of a theme, made once."""
+    return _inks(tuple(variables.items()))
