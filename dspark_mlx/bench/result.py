@@ -12,7 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Shape(NamedTuple):
+    """What the price of a round depends on.
+
+    ``drafting`` of the ``rows`` drafted, at most ``drafted`` tokens, and the widest
+    verified ``scheduled``; ``looked`` at the confidences before. ``after_draft``: a
+    plain round that could not begin before the last one was read.
+    """
+
+    rows: int
+    drafting: int
+    drafted: int
+    scheduled: int
+    looked: bool
+    after_draft: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,7 @@ class Run:
     ``tokens`` are the replies. ``row_rounds`` counts rounds of single rows (0:
     not known, as for a peer); the other counts are sums over those. ``reached``
     and ``survived`` count verified and accepted tokens by draft position.
+    ``rounds`` are the seconds of each, under what its price depends on (``Shape``).
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -42,6 +59,7 @@ class Run:
     host_seconds: float = 0.0
     joules: float | None = None
     rules: tuple[tuple[str, int], ...] = ()
+    rounds: tuple[tuple[Shape, float], ...] = ()
 
     @property
     def count(self) -> int:
@@ -140,6 +158,30 @@ class Results:
     def cell(self, name: CellName) -> Cell:
         base = dataclasses.replace(name, side=self.baseline)
         return summarise(name, self.runs[name], self.runs.get(base))
+
+    def evened(self) -> Results:
+        """The same runs with every round at the median time of all rounds of its shape.
+
+        What is left is what the sides chose, without the ups and downs of the
+        machine while they ran. Runs without rounds (the baseline's, a peer's) stay.
+        """
+        every: dict[Shape, list[float]] = {}
+        for repeats in self.runs.values():
+            for run in (run for runs in repeats for run in runs):
+                for shape, seconds in run.rounds:
+                    every.setdefault(shape, []).append(seconds)
+        price = {shape: median(times) for shape, times in every.items()}
+
+        def even(run: Run) -> Run:
+            if not run.rounds:
+                return run
+            return dataclasses.replace(run, seconds=sum(price[shape] for shape, _ in run.rounds))
+
+        runs = {
+            name: [[even(run) for run in group] for group in repeats]
+            for name, repeats in self.runs.items()
+        }
+        return dataclasses.replace(self, runs=runs)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -29,7 +29,7 @@ from ..schedule.load import LoadMonitor
 from ..schedule.load_probe import probe
 from ..schedule.policy import Policy
 from . import energy
-from .result import Run
+from .result import Run, Shape
 from .variants import Variant
 
 BASELINE = "mlx-lm"
@@ -226,6 +226,7 @@ class Gathered:
         self._ends: dict[str, Finished] = {}
         self._seconds = self._wall = 0.0
         self._rules: Counter[str] = Counter()
+        self._rounds: list[tuple[Shape, float]] = []
 
     def add(self, events: Sequence[Event], wall: float, seconds: float | None = None) -> None:
         """``wall`` and ``seconds`` (by the chosen clock) are of the whole step.
@@ -239,6 +240,7 @@ class Gathered:
                 self.steps.append(event)
                 share = min(1.0, event.round_seconds / wall) if prefilled and wall > 0 else 1.0
                 self._seconds += share * seconds
+                self._rounds.append((self._shape(event), share * seconds))
                 self._wall += share * wall
                 self._rules[event.policy] += 1
                 for row in event.rows:
@@ -247,6 +249,19 @@ class Gathered:
                 if event.reason in ("error", "cancelled"):
                     raise ModelError(f"a reply failed: {event.message or event.reason}", event.hint)
                 self._ends[event.request_id] = event
+
+    def _shape(self, step: StepDone) -> Shape:
+        drafted = [len(row.drafted) for row in step.rows]
+        most = max(drafted, default=0)
+        before = self._rounds[-1][0].drafted if self._rounds else 1
+        return Shape(
+            rows=len(step.rows),
+            drafting=sum(n > 0 for n in drafted),
+            drafted=most,
+            scheduled=max((row.scheduled for row in step.rows), default=0),
+            looked=step.draft_seconds > 0.0,
+            after_draft=not most and before > 0,
+        )
 
     def run(self) -> Run:
         ends = [self._ends[name] for name in self._tokens]
@@ -270,6 +285,7 @@ class Gathered:
             verify_seconds=sum(s.verify_seconds for s in self.steps),
             host_seconds=sum(s.host_seconds for s in self.steps),
             rules=tuple(sorted(self._rules.items())),
+            rounds=tuple(self._rounds),
         )
 
 

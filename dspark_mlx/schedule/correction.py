@@ -163,7 +163,9 @@ class OnlineCorrection:
     def _ages(self) -> Floats:
         """Weights of the rounds kept, by age; 0 for those of another state of the device."""
         ages = AGES[(self._count - 1) % WINDOW, : self._live]
-        return np.asarray(np.where(ages > AGES_AFTER[min(self._count - self._since, WINDOW)], ages, 0.0))
+        return np.asarray(
+            np.where(ages > AGES_AFTER[min(self._count - self._since, WINDOW)], ages, 0.0)
+        )
 
     def factors(self, rows: int, drafted: int, look: bool) -> Floats:
         """Measured over predicted for rounds that verify 0..``drafted`` tokens."""

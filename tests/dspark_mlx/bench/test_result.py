@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dspark_mlx.bench import report
-from dspark_mlx.bench.result import CellName, Fork, Results, Run, by_position, summarise
+from dspark_mlx.bench.result import CellName, Fork, Results, Run, Shape, by_position, summarise
 
 
 def run(tokens: int, seconds: float, **counts) -> Run:
@@ -49,6 +49,18 @@ def test_hindsight_takes_the_best_fixed_length_of_the_same_method_and_place() ->
     assert (verdict.name.side, verdict.best) == ("dspark auto", "dspark fixed:4")
     assert verdict.of_best == pytest.approx(0.95) and verdict.of_plain == pytest.approx(2.0)
     assert "95 % of the best fixed length (dspark fixed:4), 200 % of plain" in report.line(verdict)
+
+
+def test_evened_rounds_cost_what_their_shape_did_whichever_side_ran_them() -> None:
+    """A side that met a slow minute is judged by its choices; what has no rounds stays."""
+    plain, wide = Shape(1, 0, 0, 0, False, False), Shape(1, 1, 4, 4, False, False)
+    made = Results({}, "mlx-lm")
+    made.add(cell("a"), 0, run(10, 9.9, rounds=((plain, 1.0), (wide, 2.0), (wide, 2.2))))
+    made.add(cell("b"), 0, run(10, 9.9, rounds=((plain, 1.1), (plain, 5.0), (wide, 9.0))))
+    made.add(cell("mlx-lm"), 0, run(10, 4.0))
+    seconds = {name.side: runs[0][0].seconds for name, runs in made.evened().runs.items()}
+    assert seconds == pytest.approx({"a": 1.1 + 2 * 2.2, "b": 2 * 1.1 + 2.2, "mlx-lm": 4.0})
+    assert made.runs[cell("a")][0][0].seconds == 9.9
 
 
 def test_one_repeat_has_no_range() -> None:

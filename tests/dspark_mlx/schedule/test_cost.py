@@ -1,4 +1,4 @@
-"""Prices stay as measured, between points too, are never flat beyond what was measured, and learn."""
+"""Prices stay as measured, between points too, are never flat beyond them, and learn."""
 
 from itertools import pairwise
 
