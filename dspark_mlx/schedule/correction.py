@@ -6,9 +6,9 @@ over the last rounds, nearer shapes and newer rounds counting more: one odd
 round moves nothing, a change is seen within about ten rounds and forgotten as
 fast. What is steadily particular to one shape (a wrong spot in the profile) is
 learned slowly beside it, and only holds for the state of the device it was seen
-in: load does not slow every width alike, so when the level of all rounds moves,
-what was particular before is forgotten. Else shapes that were not visited since
-would keep the price of a load that is gone.
+in: load does not slow every width alike, so when rounds leave what others of their
+own shape took, what was particular before is forgotten. Else shapes that were not
+visited since would keep the price of a load that is gone.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ NEAR = NEAR.reshape(2 * WIDEST, 2, WIDEST)  # by whether each looked, too
 NEAR_ROWS = np.exp(-np.abs(_W[:, None] - _W) / 1.0)
 # Weight of the round in each place of the ring when the last one went to place p: ``AGES[p]``.
 AGES = np.exp(-(1 + (np.arange(WINDOW)[:, None] - np.arange(WINDOW)) % WINDOW) / AGE)
-# What a round must weigh more than to be among the last n: ``AGES_AFTER[n]``.
-AGES_AFTER = np.exp(-(0.5 + np.arange(WINDOW + 1)) / AGE)
 FAR = math.log(1.25)  # a correction that calls for a look at the plain step
 MOVED = math.log(1.12)  # a change that is no noise: the device is in another state
 JUMPS = 4  # rounds, each against earlier ones of its own shape, that show it; one may be missing
@@ -162,10 +160,10 @@ class OnlineCorrection:
     @property
     def _ages(self) -> Floats:
         """Weights of the rounds kept, by age; 0 for those of another state of the device."""
-        ages = AGES[(self._count - 1) % WINDOW, : self._live]
-        return np.asarray(
-            np.where(ages > AGES_AFTER[min(self._count - self._since, WINDOW)], ages, 0.0)
-        )
+        last = (self._count - 1) % WINDOW
+        age = (last - np.arange(self._live)) % WINDOW
+        here = age < self._count - self._since
+        return np.asarray(np.where(here, AGES[last, : self._live], 0.0))
 
     def factors(self, rows: int, drafted: int, look: bool) -> Floats:
         """Measured over predicted for rounds that verify 0..``drafted`` tokens."""
