@@ -72,7 +72,7 @@ def read_trace(path: str | Path) -> Iterator[Event]:
                     if not line.endswith(b"\n"):
                         return
                     raise UsageError(
-                        f"{path}, line {number}: no event of the engine, so this is no trace",
+                        f"{path}, line {number}: no event of the engine, so this is not a trace",
                         "give a file that `dspark-chat --trace FILE` wrote",
                     ) from None
     except OSError as error:

@@ -115,7 +115,7 @@ def test_what_is_traced_can_be_replayed(tmp_path: Path) -> None:
         (None, "there is no trace"),
         (b"\xff\xfe\x00", "no rounds"),
         (b"\xff\xfe\x00\n", "line 1"),
-        (b"hello\n", "not a trace: line 1"),
+        (b"hello\n", "line 1: .*not a trace"),
         (b'{"event": "Nope"}\n', "line 1"),
         (b"", "no rounds"),
         ((to_json(LOADED) + "\n").encode(), "no rounds"),
