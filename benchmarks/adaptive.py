@@ -10,9 +10,9 @@ decoding; with 4 requests at once at least the best of plain and fixed, batched;
 and the scheduled length moved within 15 rounds when load comes and goes, and is
 then where it was before. All in one process, interleaved, losslessness checked.
 
-Judged with every round at the median time of all rounds of its shape, whichever
-side ran it: what is compared is the lengths chosen, and a machine that is faster
-one minute than the next decides nothing. The rates as timed are printed too.
+Judged with every round at the usual price of its shape, whichever side ran it:
+what is compared is the lengths chosen, and a machine that is faster one minute
+than the next decides nothing. The rates as timed are printed too.
 """
 
 from __future__ import annotations

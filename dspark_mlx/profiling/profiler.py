@@ -30,7 +30,7 @@ Report: TypeAlias = Callable[[Loading | Notice], None]
 Clock: TypeAlias = Callable[[], float]
 
 PASSES, LEAST_PASSES = 9, 3  # samples of a shape, its first run (kernels compile) not counted
-LOOKS = 5  # rounds with and without a look
+LOOKS = 9  # rounds with and without a look
 HOST_ROUNDS = 6
 
 

@@ -51,16 +51,29 @@ def test_hindsight_takes_the_best_fixed_length_of_the_same_method_and_place() ->
     assert "95 % of the best fixed length (dspark fixed:4), 200 % of plain" in report.line(verdict)
 
 
-def test_evened_rounds_cost_what_their_shape_did_whichever_side_ran_them() -> None:
+def test_evened_rounds_cost_what_their_shape_does_as_a_rule() -> None:
     """A side that met a slow minute is judged by its choices; what has no rounds stays."""
     plain, wide = Shape(1, 0, 0, 0, False, False), Shape(1, 1, 4, 4, False, False)
+    looked, first = wide._replace(looked=True), plain._replace(after_draft=True)
+
+    def rounds(state: float, **counts: int) -> tuple[tuple[Shape, float], ...]:
+        price = {"plain": (plain, 1.0), "wide": (wide, 2.0), "looked": (looked, 2.1)}
+        return tuple(
+            (price[k][0], state * price[k][1]) for k, n in counts.items() for _ in range(n)
+        )
+
     made = Results({}, "mlx-lm")
-    made.add(cell("a"), 0, run(10, 9.9, rounds=((plain, 1.0), (wide, 2.0), (wide, 2.2))))
-    made.add(cell("b"), 0, run(10, 9.9, rounds=((plain, 1.1), (plain, 5.0), (wide, 9.0))))
+    made.add(cell("a"), 0, run(10, 9.9, rounds=rounds(1.0, plain=60, wide=40)))
+    made.add(cell("b"), 0, run(10, 9.9, rounds=rounds(1.0, wide=80, looked=10)))
+    made.add(cell("slow"), 0, run(10, 9.9, rounds=rounds(2.0, wide=30, looked=70)))
+    odd = ((first, 9.0), (wide, 50.0))
+    made.add(cell("odd"), 0, run(10, 9.9, rounds=(*odd, *rounds(1.0, plain=20))))
     made.add(cell("mlx-lm"), 0, run(10, 4.0))
     seconds = {name.side: runs[0][0].seconds for name, runs in made.evened().runs.items()}
-    assert seconds == pytest.approx({"a": 1.1 + 2 * 2.2, "b": 2 * 1.1 + 2.2, "mlx-lm": 4.0})
     assert made.runs[cell("a")][0][0].seconds == 9.9
+    assert seconds.pop("mlx-lm") == 4.0
+    wanted = {"a": 140.0, "b": 181.0, "slow": 207.0, "odd": 20.0 + 2.0 + 9.0}
+    assert seconds == pytest.approx(wanted, rel=0.05)
 
 
 def test_one_repeat_has_no_range() -> None:
