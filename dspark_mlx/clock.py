@@ -1,4 +1,7 @@
-"""Where a round's time went: waiting for the device, building the model's graph, or the host."""
+"""Where a round's time went: waiting for the device, building the model's graph, or the host.
+
+And what rounds cost that overlap, so that prices are not learned from their odd ends.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +54,23 @@ class RoundClock:
     @property
     def host(self) -> float:
         return max(0.0, self.total - self.draft - self.verify - self._model)
+
+
+class Overlap:
+    """What each of several rounds cost, where each is begun before the last was read.
+
+    A queue that is full makes the first wait for most of the second, and the last is
+    done before it is asked for: only together do the two tell what one costs.
+    """
+
+    def __init__(self) -> None:
+        self._first = 0.0
+
+    def seconds(self, taken: float, *, was_begun: bool, begins_next: bool) -> float:
+        """Seconds to learn from, 0.0 for none, of a round that took ``taken``."""
+        if begins_next and not was_begun:
+            self._first = taken
+            return 0.0
+        if was_begun and not begins_next and self._first:
+            taken, self._first = (self._first + taken) / 2, 0.0
+        return taken

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from .batch import Batch
-from .clock import RoundClock
+from .clock import Overlap, RoundClock
 from .errors import UsageError
 from .events import Event
 from .intake import Intake
@@ -105,6 +105,7 @@ class Engine:
         self._events: list[Event] = []
         self._logits: dict[str, mx.array] = {}
         self._ahead: Flight | None = None  # a plain round begun before the last was read
+        self._overlap = Overlap()
         self._plain_rounds = 0  # how many more the policy has promised
 
     # -- requests come and go ---------------------------------------------------------
@@ -168,9 +169,15 @@ class Engine:
     def _round(self) -> None:
         """One round of every row: launch it, land it."""
         clock = RoundClock()
-        flight = self._ahead or self._launch(clock)
-        self._ahead = self._launch_ahead(flight, clock)
+        begun = self._ahead
+        flight = begun or self._launch(clock)
+        self._ahead = following = self._launch_ahead(flight, clock)
         outcome = self._land(flight, clock)
+        seconds = self._overlap.seconds(
+            clock.total, was_begun=begun is not None, begins_next=following is not None
+        )
+        self._monitor.round(flight.schedule.predicted_seconds, seconds)
+        outcome = dataclasses.replace(outcome, round_seconds=seconds)
         self.policy.observe(outcome)
         if self._reporter.steps % CLEAR_EVERY == 0:
             mx.clear_cache()
@@ -274,7 +281,6 @@ class Engine:
             context, schedule.lengths, accepted, ahead=0 if self._ahead is None else 1
         )
         clock.stop()
-        self._monitor.round(schedule.predicted_seconds, clock.total)
         load = self._monitor.load(len(self.batch), len(self.intake.waiting()))
         self._events.append(
             self._reporter.step(steps, self.policy.name, schedule, clock, load, self.kv_bytes)

@@ -88,7 +88,8 @@ class Outcome:
 
     ``drafted``, ``scheduled`` and ``accepted`` count draft tokens per row;
     ``committed`` counts tokens added to the text. ``draft_seconds`` is 0.0 when
-    draft and verification ran as one graph.
+    draft and verification ran as one graph, ``round_seconds`` when nobody can tell
+    what this round cost, as the next one was begun within it.
     """
 
     rows: tuple[RowView, ...]

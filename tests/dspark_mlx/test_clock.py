@@ -1,0 +1,31 @@
+"""Rounds that overlap are priced together."""
+
+from __future__ import annotations
+
+import pytest
+
+from dspark_mlx.clock import Overlap
+
+
+def told(taken: list[float]) -> list[float]:
+    """What is learned from a plain stretch of rounds that took ``taken``."""
+    overlap, last = Overlap(), len(taken) - 1
+    return [overlap.seconds(t, was_begun=n > 0, begins_next=n < last) for n, t in enumerate(taken)]
+
+
+def test_a_full_queue_makes_the_first_wait_for_the_second_and_the_last_for_nothing() -> None:
+    assert told([95.0, 50.0, 49.0, 51.0, 9.0]) == [0.0, 50.0, 49.0, 51.0, 52.0]
+    assert told([95.0, 9.0]) == [0.0, 52.0]
+
+
+def test_without_that_wait_it_is_the_same() -> None:
+    assert told([55.0, 50.0, 51.0]) == [0.0, 50.0, 53.0]
+    assert told([57.0]) == [57.0]
+
+
+def test_what_was_begun_and_thrown_away_is_forgotten() -> None:
+    overlap = Overlap()
+    assert overlap.seconds(95.0, was_begun=False, begins_next=True) == 0.0  # a row joins now
+    assert overlap.seconds(60.0, was_begun=False, begins_next=False) == 60.0
+    assert overlap.seconds(70.0, was_begun=False, begins_next=True) == 0.0
+    assert overlap.seconds(50.0, was_begun=True, begins_next=False) == pytest.approx(60.0)
