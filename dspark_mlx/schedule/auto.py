@@ -43,6 +43,7 @@ class Auto:
         self.budget = Budget()
         self._round = _Round("plain")
         self._moves = 0
+        self._present: set[str] = set()
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
         if self._moves != self.learner.correction.moves:
@@ -73,6 +74,9 @@ class Auto:
         causal = any(cap and not row.pathwise for cap, row in zip(caps, rows, strict=True))
         view = outlook(self.learner, rows, caps, causal, any_looks(rows))
         best, plain, once = view.best, view.plain.rate, len(rows) / view.plain.rate
+        present = {row.request_id for row in rows}
+        self.budget.welcome(len(present - self._present) / len(rows), once)
+        self._present = present
         if self.switch.update(plain, best.rate) and (
             (best.rate > SURE * plain and self.budget.proven) or self.budget.left(0.0, once)
         ):

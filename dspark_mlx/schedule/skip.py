@@ -25,6 +25,7 @@ MARGIN = 0.02  # how much better drafting must look before it is taken up again
 SURE = 1.1  # so many times plain decoding is no longer in doubt
 SHARE = 0.007  # of all time, most that drafting may lose while it is in doubt
 CREDIT = 1.5  # plain rounds that may be lost before any were earned
+FRESH = 0.75  # plain rounds of that which new replies may lose once more: theirs is another text
 KEPT = 20.0  # plain rounds won that are kept to be risked later
 AHEAD = 10  # plain rounds promised at most: a load that ends must show within 15
 RECENT = 12.0  # drafting rounds that show whether the forecast holds
@@ -183,6 +184,12 @@ class Budget:
         self.lost = min(self.lost, self.earned)
         self.pause = 0
         self._won = max(self._won, 0.0)
+
+    def welcome(self, share: float, plain_seconds: float) -> None:
+        """New replies, ``share`` of all rows: what earlier ones lost says little of theirs."""
+        if share > 0.0 and self.lost > self.earned:
+            most = self.earned + CREDIT * plain_seconds
+            self.lost = max(self.earned, min(self.lost, most) - FRESH * share * plain_seconds)
 
     def charge(self, seconds: float, tokens: int, plain_rate: float, rows: int) -> None:
         """A round that drafted took ``seconds`` for ``tokens``; plain makes ``plain_rate`` /s."""

@@ -225,6 +225,20 @@ def test_another_state_of_the_device_allows_the_credit_once_more_and_no_more():
     assert gained.lost == kept < 0.0
 
 
+def test_new_replies_may_lose_a_little_again_and_never_more_than_the_credit():
+    """Not knowing what earlier ones had lost; a flood of them adds nothing up."""
+    budget, plain = Budget(), 0.05
+    budget.welcome(1.0, plain)
+    assert budget.lost == 0.0  # nothing was lost
+    while budget.left(0.0, plain):
+        budget.charge(0.2, 1, 1 / plain, 1)
+    budget.welcome(0.25, plain)
+    assert budget.left(0.18 * plain, plain) and not budget.left(0.2 * plain, plain)
+    for _ in range(100):
+        budget.welcome(1.0, plain)
+    assert budget.left(1.5 * plain, plain) and not budget.left(1.6 * plain, plain)
+
+
 def test_drafting_is_taken_up_again_only_for_a_clear_difference():
     switch = Switch()
     assert switch.update(10.0, 10.1)

@@ -238,3 +238,13 @@ def test_a_policy_may_be_wrong_about_the_world_and_recovers():
     wrong = CostModel({0: {1: {1: 0.025, 8: 0.026}}}, overhead=0.0005)
     plain = in_hindsight(text, world)[0]
     assert simulate(Auto(wrong), text, world).tps >= 0.85 * plain.tps
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+def test_replies_that_draft_well_are_tried_whatever_those_before_them_lost(concurrency):
+    world = tables()["m4-pro-quantised"]
+    hard = [Script("hard", np.full((300, 7), 0.3), (0,) * 300)] * concurrency
+    easy = [Script("easy", np.full((100, 7), 0.5), (2,) * 100)] * concurrency
+    run = simulate(Auto(world), hard + easy, world, concurrency=concurrency)
+    drafts = [width > 0 for width in run.widths[300:]]
+    assert any(drafts[:5]) and sum(drafts) >= 0.8 * len(drafts)
