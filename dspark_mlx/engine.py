@@ -42,6 +42,7 @@ class Flight:
     schedule: Schedule
     verdict: Verdict
     features: mx.array | None
+    early: bool = False  # begun before the last one was read
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -169,15 +170,9 @@ class Engine:
     def _round(self) -> None:
         """One round of every row: launch it, land it."""
         clock = RoundClock()
-        begun = self._ahead
-        flight = begun or self._launch(clock)
-        self._ahead = following = self._launch_ahead(flight, clock)
+        flight = self._ahead or self._launch(clock)
+        self._ahead = self._launch_ahead(flight, clock)
         outcome = self._land(flight, clock)
-        seconds = self._overlap.seconds(
-            clock.total, was_begun=begun is not None, begins_next=following is not None
-        )
-        self._monitor.round(flight.schedule.predicted_seconds, seconds)
-        outcome = dataclasses.replace(outcome, round_seconds=seconds)
         self.policy.observe(outcome)
         if self._reporter.steps % CLEAR_EVERY == 0:
             mx.clear_cache()
@@ -221,7 +216,7 @@ class Engine:
         with clock.model():
             logits, features = self.batch.forward_tokens(flight.verdict.token[:, None])
         verdict = verify(None, logits, [self._spec(reply, None, 0, 1) for reply in replies])
-        ahead = Flight(views, None, flight.schedule, verdict, features)
+        ahead = Flight(views, None, flight.schedule, verdict, features, early=True)
         with clock.handover():
             mx.async_eval(ahead.arrays)
         return ahead
@@ -245,6 +240,7 @@ class Engine:
     def _land(self, flight: Flight, clock: RoundClock) -> Outcome:
         """Wait for a round, add what stands to the replies, roll every cache back to it."""
         draft, schedule, views = flight.draft, flight.schedule, flight.views
+        begins_next = self._ahead is not None
         waiting = [*flight.arrays, *self.batch.absorb(flight.features)]
         if self._ahead is None:
             waiting += self.batch.arrays
@@ -281,6 +277,10 @@ class Engine:
             context, schedule.lengths, accepted, ahead=0 if self._ahead is None else 1
         )
         clock.stop()
+        seconds = self._overlap.seconds(
+            clock.total, was_begun=flight.early, begins_next=begins_next
+        )
+        self._monitor.round(schedule.predicted_seconds, seconds)
         load = self._monitor.load(len(self.batch), len(self.intake.waiting()))
         self._events.append(
             self._reporter.step(steps, self.policy.name, schedule, clock, load, self.kv_bytes)
@@ -294,7 +294,7 @@ class Engine:
             confidence=tuple(map(tuple, confidence)),
             draft_seconds=clock.draft,
             verify_seconds=clock.verify,
-            round_seconds=clock.total,
+            round_seconds=seconds,
         )
 
     # -- leaving --------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -29,7 +29,8 @@ from ..schedule.load import LoadMonitor
 from ..schedule.load_probe import probe
 from ..schedule.policy import Policy
 from . import energy
-from .result import Run, Shape
+from .result import Run
+from .shape import Shape, shared
 from .variants import Variant
 
 BASELINE = "mlx-lm"
@@ -285,16 +286,8 @@ class Gathered:
             verify_seconds=sum(s.verify_seconds for s in self.steps),
             host_seconds=sum(s.host_seconds for s in self.steps),
             rules=tuple(sorted(self._rules.items())),
-            rounds=tuple(_shared(self._rounds)),
+            rounds=tuple(shared(self._rounds)),
         )
-
-
-def _shared(rounds: Sequence[tuple[Shape, float]]) -> Iterator[tuple[Shape, float]]:
-    """Plain rounds in a row overlap, so each is given an equal part of what they all took."""
-    for (plain, _), group in itertools.groupby(rounds, lambda r: (r[0].drafted == 0, r[0].rows)):
-        found = list(group)
-        mean = sum(seconds for _, seconds in found) / len(found)
-        yield from ((shape, mean if plain else seconds) for shape, seconds in found)
 
 
 def _with_joules(run: Run, before: float | None) -> Run:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from decoding import make_engine, request, run, toy_target
 
 from dspark_mlx.clock import Overlap
+from dspark_mlx.schedule.policy import Outcome
 
 
 def told(taken: list[float]) -> list[float]:
@@ -29,3 +31,12 @@ def test_what_was_begun_and_thrown_away_is_forgotten() -> None:
     assert overlap.seconds(60.0, was_begun=False, begins_next=False) == 60.0
     assert overlap.seconds(70.0, was_begun=False, begins_next=True) == 0.0
     assert overlap.seconds(50.0, was_begun=True, begins_next=False) == pytest.approx(60.0)
+
+
+def test_a_policy_is_told_no_price_for_the_round_that_began_the_next() -> None:
+    engine = make_engine(toy_target("llama"), [], policy="off")
+    outcomes: list[Outcome] = []
+    engine.policy.observe = outcomes.append  # type: ignore[method-assign]
+    run(engine, request("a", 5, 0, max_tokens=12, ignore_eos=True))
+    seconds = [outcome.round_seconds for outcome in outcomes]
+    assert len(seconds) > 3 and seconds[0] == 0.0 and all(s > 0.0 for s in seconds[1:])

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from dspark_mlx.bench import report
-from dspark_mlx.bench.result import CellName, Fork, Results, Run, Shape, by_position, summarise
+from dspark_mlx.bench.result import CellName, Fork, Results, Run, by_position, summarise
+from dspark_mlx.bench.shape import Shape, shared
 
 
 def run(tokens: int, seconds: float, **counts) -> Run:
@@ -74,6 +75,16 @@ def test_evened_rounds_cost_what_their_shape_does_as_a_rule() -> None:
     assert seconds.pop("mlx-lm") == 4.0
     wanted = {"a": 140.0, "b": 181.0, "slow": 207.0, "odd": 20.0 + 2.0 + 9.0}
     assert seconds == pytest.approx(wanted, rel=0.05)
+
+
+def test_plain_rounds_in_a_row_share_what_they_took() -> None:
+    """Each is begun before the last is read; a change of rows or a draft ends the row."""
+    plain, wide = Shape(1, 0, 0, 0, False, False), Shape(1, 1, 4, 4, False, False)
+    two = plain._replace(rows=2)
+    times = [(wide, 3.0), (plain, 9.0), (plain, 5.0), (plain, 1.0), (two, 7.0), (wide, 2.0)]
+    found = list(shared(times))
+    assert [shape for shape, _ in found] == [shape for shape, _ in times]
+    assert [seconds for _, seconds in found] == [3.0, 5.0, 5.0, 5.0, 7.0, 2.0]
 
 
 def test_one_repeat_has_no_range() -> None:
