@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-STRIP_SECONDS = 0.3  # read a word at a time
-CHART_SECONDS = 0.5
+STRIP_SECONDS = 0.4  # read a word at a time
+CHART_SECONDS = 1.0
 
 
 class Pace:

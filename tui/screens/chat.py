@@ -15,6 +15,7 @@ from textual.widgets import Footer
 from dspark_mlx.events import Event, Finished
 
 from ..charts import gauges
+from ..compositor import SparingCompositor
 from ..conversation import Conversation
 from ..pace import CHART_SECONDS, STRIP_SECONDS, Pace
 from ..replay import adopted
@@ -60,6 +61,7 @@ class ChatScreen(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._compositor = SparingCompositor()
         self._tabs = TabBar()
         self._panes = Panes(id="panes")
         self._autosave = Autosave()

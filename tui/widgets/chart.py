@@ -8,7 +8,7 @@ from typing import Any
 from rich.segment import Segment
 from rich.style import Style
 from textual.errors import NoWidget
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.strip import Strip
 
 from ..canvas import Canvas
@@ -74,6 +74,7 @@ class Chart(Lined):
         self._canvas: Canvas | None = None
         self._strips: dict[int, Strip] = {}
         self._palette: Palette | None = None
+        self._base = Style()
 
     def redraw(self) -> None:
         """Paint anew the rows that changed since the last time, if anybody can see them."""
@@ -106,13 +107,15 @@ class Chart(Lined):
         self._strips.clear()
         super().notify_style_update()
 
-    def line(self, y: int) -> Strip:
-        width, height = self.size
+    def prepare(self, size: Size) -> None:
         canvas = self._canvas
-        if canvas is None or (canvas.width, canvas.height) != (width, height):
-            canvas = self._canvas = self._draw(width, height)
+        if canvas is None or (canvas.width, canvas.height) != size:
+            self._canvas = self._draw(*size)
             self._strips.clear()
-        if y >= canvas.height:
+
+    def line(self, y: int) -> Strip:
+        canvas = self._canvas
+        if canvas is None or y >= canvas.height:
             return _NOTHING
         if y not in self._strips:
             self._strips[y] = self._paint(canvas, y)
@@ -120,8 +123,8 @@ class Chart(Lined):
 
     def _paint(self, canvas: Canvas, y: int) -> Strip:
         if self._palette is None:
-            self._palette = Palette(self.app.theme_variables)
-        base, palette = self.rich_style, self._palette
+            self._palette, self._base = Palette(self.app.theme_variables), self.rich_style
+        base, palette = self._base, self._palette
         return Strip(
             [
                 Segment(text, base + palette[style] if style else base)

@@ -10,16 +10,46 @@ from __future__ import annotations
 from rich.segment import Segment
 from rich.style import Style
 from textual.color import Color
-from textual.geometry import Region
+from textual.geometry import Region, Size
+from textual.reactive import Reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
 
-class Lined(Widget):
+class Grounded(Widget):
+    """Shows the ground below its children, a container without border; or paints upon it.
+
+    To be the last of several bases: Textual takes the styles of the first one only.
+    """
+
+    _ground: Color | None = None
+
+    @property
+    def ground(self) -> Color:
+        """Its colour, which Textual works out anew from all that it lies in; here once a style."""
+        if self._ground is None:
+            _, self._ground = self.background_colors
+        return self._ground
+
+    def notify_style_update(self) -> None:
+        self._ground = None
+        super().notify_style_update()
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        strip = Strip.blank(crop.width, Style(bgcolor=self.ground.rich_color))
+        for line_filter in self.get_line_filters():
+            strip = strip.apply_filter(line_filter, self.ground)
+        return [strip] * crop.height
+
+
+class Lined(Grounded):
     """``line(y)`` gives a line of the content: the same object as long as it is to look the same.
 
     Left and right padding is all the box that such a widget may have.
     """
+
+    # Its children are none: a change of its size needs no other layout than the one that made it.
+    virtual_size = Reactive(Size(0, 0))
 
     def __init__(self, *, id: str | None = None, classes: str = "") -> None:
         super().__init__(id=id, classes=classes)
@@ -29,15 +59,19 @@ class Lined(Widget):
     def line(self, y: int) -> Strip:
         raise NotImplementedError
 
+    def prepare(self, size: Size) -> None:
+        """Comes before the ``line`` calls of each paint, with the size of the content."""
+
     def render_line(self, y: int) -> Strip:
+        self.prepare(self.size)
         return self.line(y)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        _, ground = self.background_colors
-        filters = self.get_line_filters()
-        look = (ground, self.size.width, *filters)
+        ground, size, filters = self.ground, self.size, self.get_line_filters()
+        look = (ground, size.width, *filters)
         if look != self._look:
             self._look, self._finished = look, {}
+        self.prepare(size)
         found = []
         for y in crop.line_range:
             strip = self.line(y)
@@ -63,12 +97,3 @@ class Lined(Widget):
         for line_filter in self.get_line_filters():
             done = done.apply_filter(line_filter, ground)
         return done
-
-
-def ground(widget: Widget, crop: Region) -> list[Strip]:
-    """The lines of a container without a border: only the ground below its children."""
-    _, colour = widget.background_colors
-    strip = Strip.blank(crop.width, Style(bgcolor=colour.rich_color))
-    for line_filter in widget.get_line_filters():
-        strip = strip.apply_filter(line_filter, colour)
-    return [strip] * crop.height

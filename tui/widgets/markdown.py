@@ -16,11 +16,11 @@ from markdown_it.token import Token
 from textual.events import Click
 from textual.strip import Strip
 
-from .page import lines, parser
+from .page import lines, parse
 from .sheet import Sheet
 
 _SHARE = 0.2  # of one core that laying out may take
-_BEAT = 0.09  # seconds between two looks at what has arrived
+_BEAT = 0.12  # seconds between two looks at what has arrived
 _LONG = 4000  # characters of a paragraph or of code after which another part begins
 _ROWS = 40  # lines of code that are laid out together while more of it is being written
 
@@ -115,7 +115,7 @@ class GrowingMarkdown(Sheet[Part]):
 
 def _cut(text: str, last: Part | None) -> list[Part]:
     """``text``, which begins with the source of the ``last`` part there is, as parts."""
-    found = _parts(parser().parse(text))
+    found = _parts(parse(text))
     if not found:
         return []
     rows = text.splitlines(keepends=True)

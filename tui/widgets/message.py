@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.events import Click
+from textual.geometry import Size
 from textual.message import Message as Posted
+from textual.reactive import Reactive
 from textual.widgets import Static
 
 from ..conversation import Message, stats_line
 from ..text import Cleaner, Parts, clean, code_blocks, split_thinking
 from .tokens import TokenText
+
+if TYPE_CHECKING:
+    from .markdown import GrowingMarkdown
 
 Action = Literal["copy", "code", "edit", "regenerate"]
 _LINES, _CHARS = 14, 1600  # of a user's message shown before it is folded
@@ -56,6 +61,9 @@ class MessageView(Vertical, can_focus=True):
             super().__init__()
             self.view, self.action = view, action
 
+    # What it grows by has been laid out when its size is told: no need to do that once more.
+    virtual_size = Reactive(Size(0, 0))
+
     def __init__(self, message: Message, show_origin: bool = False) -> None:
         super().__init__(classes=f"message {message.role}")
         self.message = message
@@ -68,17 +76,20 @@ class MessageView(Vertical, can_focus=True):
         self._code = 0
         self._parts = Parts("", "")
         self._composed = False
-        self._said: dict[str, str] = {}  # what the small lines show
+        self._said: dict[Static, str] = {}  # what the small lines show
+        # Kept, as a reply asks for them with every round.
+        self._head, self._thought, self._note, self._user_text = (
+            Static("", classes=name, markup=False) for name in ("head", "thought", "note", "body")
+        )
+        self._fold = Fold("", classes="fold", markup=False)
+        self._answer: GrowingMarkdown | None = None
+        self._tokens: TokenText | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static("", classes="head", markup=False)
         if self.message.role == "user":
-            yield Static("", classes="body", markup=False)
-            yield Fold("", classes="fold", markup=False)
-            return
-        yield Fold("", classes="fold", markup=False)
-        yield Static("", classes="thought", markup=False)
-        yield Static("", classes="note", markup=False)
+            yield from (self._head, self._user_text, self._fold)
+        else:
+            yield from (self._head, self._fold, self._thought, self._note)
 
     def on_mount(self) -> None:
         self._composed = True
@@ -99,9 +110,9 @@ class MessageView(Vertical, can_focus=True):
         lines = text.split("\n")
         shown = "\n".join(lines[:_LINES])[:_CHARS]
         hidden = len(text) > len(shown)
-        self.query_one(".head", Static).update("You")
-        self.query_one(".body", Static).update(text if self._open else shown)
-        fold = self.query_one(Fold)
+        self._head.update("You")
+        self._user_text.update(text if self._open else shown)
+        fold = self._fold
         fold.display = hidden
         if hidden:
             more = (
@@ -138,67 +149,66 @@ class MessageView(Vertical, can_focus=True):
             head += f"  {waiting}" if waiting else "  writing…"
         elif line := stats_line(message.stats):
             head += f"  {line}"
-        self._say(".head", head)
+        self._say(self._head, head)
         notes = {
             "stopped": "■ Stopped.",
             "length": "■ Cut at the token limit (max tokens or context).",
             "interrupted": "■ The program ended while this was written. Ctrl+R writes it again.",
             "error": f"✗ {clean(message.note)}",
         }
-        note = self._say(".note", notes.get(message.state, ""))
+        note = self._note
+        self._say(note, notes.get(message.state, ""))
         note.display = message.state in notes
         note.set_class(message.state == "error", "error")
 
-    def _say(self, selector: str, text: str) -> Static:
+    def _say(self, line: Static, text: str) -> None:
         """Put ``text`` into a line; only a change, as every update lays the screen out again."""
-        line = self.query_children(selector).first(Static)
-        if self._said.get(selector) != text:
-            self._said[selector] = text
+        if self._said.get(line) != text:
+            self._said[line] = text
             line.update(text)
-        return line
 
     def _show_thought(self) -> None:
-        thought, parts = self.query_children(".thought").first(Static), self._parts
-        fold = self.query_children(Fold).first()
+        thought, fold, parts = self._thought, self._fold, self._parts
         fold.display = bool(parts.thinking) and not self._origin
         thought.display = fold.display and self._open
         if not fold.display:
             return
         words = len(parts.thinking.split())
         state = "Thinking…" if parts.thinking_open and self.message.streaming else "Thought"
-        self._say(".fold", f"{'▾' if self._open else '▸'} {state} ({words:,} words)")
+        self._say(fold, f"{'▾' if self._open else '▸'} {state} ({words:,} words)")
         if thought.display:
-            self._say(".thought", parts.thinking)
+            self._say(thought, parts.thinking)
 
     def _show_answer(self) -> None:
         # Deferred: parsing and highlighting are a third of the app's start.
         from .markdown import GrowingMarkdown
 
         answer = self._parts.answer
-        for view in self.query_children(TokenText):
-            view.remove()
-        body = next(iter(self.query_children(GrowingMarkdown)), None)
-        if body is not None and self._fed > len(answer):  # what was shown became a thought
-            body.remove()
-            body = None
-        if body is None:
+        if self._tokens is not None:
+            self._tokens.remove()
+            self._tokens = None
+        if self._answer is not None and self._fed > len(answer):  # what was shown became a thought
+            self._answer.remove()
+            self._answer = None
+        if self._answer is None:
             if not answer:
                 return
-            body = GrowingMarkdown(answer)
-            self.mount(body, before=self.query_children(".note").first())
+            self._answer = GrowingMarkdown(answer)
+            self.mount(self._answer, before=self._note)
         elif len(answer) > self._fed:
-            body.feed(answer[self._fed :])
+            self._answer.feed(answer[self._fed :])
         self._fed = len(answer)
 
     def _show_tokens(self) -> None:
-        for body in self.query_children(".answer"):
-            body.remove()
+        if self._answer is not None:
+            self._answer.remove()
+            self._answer = None
         self._fed = 0
-        view = next(iter(self.query_children(TokenText)), None)
-        if view is None:
-            self.mount(TokenText(self.message.spans), before=self.query_children(".note").first())
+        if self._tokens is None:
+            self._tokens = TokenText(self.message.spans)
+            self.mount(self._tokens, before=self._note)
         else:
-            view.extend(self.message.spans)
+            self._tokens.extend(self.message.spans)
 
     def show_origin(self, on: bool) -> None:
         """Colour tokens by origin, or show Markdown."""

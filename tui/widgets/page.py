@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from markdown_it import MarkdownIt
+from markdown_it import token as markdown
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
 from pygments.token import Token
+from pygments.util import ClassNotFound
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import CodeBlock, HorizontalRule, ListItem, Markdown, MarkdownElement
 from rich.padding import Padding
@@ -38,8 +43,23 @@ _CODE = {
 
 
 @lru_cache(maxsize=1)
-def parser() -> MarkdownIt:
+def _parser() -> MarkdownIt:
     return MarkdownIt("gfm-like", {"html": False})
+
+
+@lru_cache(maxsize=2)  # asked for twice: to cut the text into parts, and to lay out the last
+def parse(source: str) -> tuple[markdown.Token, ...]:
+    """The tokens of ``source``, shared: to be read only."""
+    return tuple(_parser().parse(source))
+
+
+@lru_cache(maxsize=64)
+def _lexer(name: str) -> Lexer | str:
+    """Pygments' for a language as Rich asks for it; the name where there is none."""
+    try:
+        return get_lexer_by_name(name, stripnl=False, ensurenl=True, tabsize=4)
+    except ClassNotFound:
+        return name
 
 
 @lru_cache(maxsize=2)
@@ -53,7 +73,7 @@ class _Code(CodeBlock):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         code = str(self.text).rstrip("\n").expandtabs(4)
         # theme: the page's, passed on by Rich as it is.
-        text = Syntax(code, self.lexer_name, theme=self.theme).highlight(code)
+        text = Syntax(code, _lexer(self.lexer_name), theme=self.theme).highlight(code)
         text.rstrip()
         text.no_wrap, text.overflow = False, "fold"
         yield Padding(text, (0, 1), style="code.ground")
@@ -86,10 +106,14 @@ class _Page(Markdown):
     }
 
     def __init__(self, source: str, number: int | None, theme: Any) -> None:
-        super().__init__("", code_theme=theme)
-        self.parsed = parser().parse(source)
+        # Without Rich's own, which builds another parser each time.
+        self.parsed = list(parse(source))
         if number is not None and self.parsed and self.parsed[0].type == "ordered_list_open":
-            self.parsed[0].attrSet("start", number)
+            first = self.parsed[0] = copy.copy(self.parsed[0])
+            first.attrs = first.attrs | {"start": number}
+        self.markup, self.style, self.justify, self.hyperlinks = source, "none", None, True
+        self.code_theme = self.inline_code_theme = theme
+        self.inline_code_lexer = None
 
 
 def lines(inks: Inks, source: str, width: int, number: int | None = None) -> list[Strip]:

@@ -6,9 +6,8 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.events import Click
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.message import Message as Posted
-from textual.strip import Strip
 from textual.widgets import Static, TextArea
 
 from .. import strip
@@ -16,7 +15,7 @@ from ..canvas import Canvas
 from ..conversation import Conversation
 from ..state import LiveState
 from .chart import Chart
-from .lined import ground
+from .lined import Grounded
 from .message import MessageView
 from .prompt import Prompt
 
@@ -32,7 +31,7 @@ F1      help                        Ctrl+Q  quit"""
 SHOWN = 24  # messages put on the screen at once; older ones on demand
 
 
-class Transcript(VerticalScroll, can_focus=False):
+class Transcript(VerticalScroll, Grounded, can_focus=False):
     """Stays at the end while text arrives, until the reader scrolls away.
 
     Textual's own anchor pushes short conversations to the bottom of the screen.
@@ -41,9 +40,6 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self) -> None:
         super().__init__()
         self.following = True
-
-    def render_lines(self, crop: Region) -> list[Strip]:
-        return ground(self, crop)
 
     def follow(self) -> None:
         """Go to the end and stay there."""
@@ -60,8 +56,11 @@ class Transcript(VerticalScroll, can_focus=False):
             self.scroll_end(animate=False, immediate=True, force=True)
 
     def on_resize(self) -> None:
-        if self.following:
-            self.scroll_end(animate=False)
+        self.call_after_refresh(self._stay)
+
+    def _stay(self) -> None:
+        if self.following:  # asked now: the reader may have scrolled since the resize
+            self.scroll_end(animate=False, immediate=True)
 
 
 class Earlier(Static):
@@ -75,7 +74,7 @@ class Earlier(Static):
         self.post_message(self.Wanted())
 
 
-class Pane(Vertical):
+class Pane(Vertical, Grounded):
     """Shows ``conversation``. ``inputs`` gives what was typed before, for the history."""
 
     class Edited(Posted):
@@ -111,9 +110,6 @@ class Pane(Vertical):
         yield self._strip
         yield Static("", classes="editing", markup=False)
         yield Prompt(self.inputs)
-
-    def render_lines(self, crop: Region) -> list[Strip]:
-        return ground(self, crop)
 
     async def on_mount(self) -> None:
         transcript = self.query_one(Transcript)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from textual.containers import Horizontal
 from textual.dom import DOMNode
-from textual.geometry import Region
-from textual.strip import Strip
 from textual.widget import Widget
 
-from .lined import ground
+from .lined import Grounded
 from .pane import Pane
 
 
-class Panes(Horizontal):
+class Panes(Horizontal, Grounded):
     """One pane for each conversation; one is seen, or two side by side.
 
     There is always at least one once the screen is up; the current one's input
@@ -23,9 +21,6 @@ class Panes(Horizontal):
         super().__init__(id=id)
         self.at = 0  # position of the current pane
         self.split = False
-
-    def render_lines(self, crop: Region) -> list[Strip]:
-        return ground(self, crop)
 
     @property
     def all(self) -> list[Pane]:

@@ -37,6 +37,7 @@ class Sheet(Lined, Generic[Part]):
         self._theme = ""
         self._ink = Style()
         self._inks: Inks | None = None
+        self._selection: Selection | None = None
 
     def lay(self, part: Part, width: int) -> list[Strip]:
         """The lines of a part, each ``width`` cells wide."""
@@ -64,14 +65,16 @@ class Sheet(Lined, Generic[Part]):
         old = self._lines[first:]
         del self._lines[first:], self._starts[at:]
         self._lay_from(at)
+        # Lines that look as before are the same objects, so that they are not finished again.
+        same = 0
+        for was, now in zip(old, self._lines[first:], strict=False):
+            if was != now:
+                break
+            self._lines[first + same] = was
+            same += 1
         if len(self._lines) != before:
             self.refresh(layout=True)
-            return
-        # Only the lines that are not what they were.
-        same = 0
-        while same < len(old) and old[same] == self._lines[first + same]:
-            same += 1
-        if same < len(old):
+        elif same < len(old):
             self.refresh(Region(0, first + same, self._width, len(old) - same))
 
     def _lay_from(self, at: int) -> None:
@@ -93,12 +96,14 @@ class Sheet(Lined, Generic[Part]):
             self.refresh(layout=True)
         self._ink = Style(color=self.rich_style.color) if self.is_attached else Style()
 
+    def prepare(self, size: Size) -> None:
+        # On its way out it may be painted once more, without a screen.
+        self._selection = self.text_selection if self.is_attached else None
+
     def line(self, y: int) -> Strip:
         if y >= len(self._lines):
             return _NOTHING
-        strip = self._lines[y].apply_style(self._ink)
-        # On its way out it may be painted once more, without a screen.
-        selection = self.text_selection if self.is_attached else None
+        strip, selection = self._lines[y].apply_style(self._ink), self._selection
         if selection is not None and (span := selection.get_span(y)) is not None:
             strip = self._selected(strip, *span)
         return strip.apply_offsets(0, y)
