@@ -82,6 +82,7 @@ class ChatApp(App[None]):
         self.settings = dataclasses.replace(self._kept, **self.start.pinned)
         self.inputs: list[str] = []
         self._interrupted = -_QUIT_SECONDS
+        self._load_next: str | None = None  # a model that waits for replies to end
         self.crash = ""
         self.leaving = False
         self.register_theme(themes.DARK)
@@ -189,6 +190,8 @@ class ChatApp(App[None]):
                 self.notify(text, severity="error", title="Engine", markup=False, timeout=15)
             elif isinstance(event, Notice):
                 self.notify(event.message, markup=False)
+        if self._load_next is not None and not self.live.active:
+            self.load(self._load_next)
         try:
             if events:
                 await self.chat.take(events)
@@ -200,12 +203,24 @@ class ChatApp(App[None]):
             if not self.leaving:  # else the screen is being taken down around us
                 raise
 
-    def load(self, model: str) -> None:
+    def load(self, model: str) -> bool:
+        """Have ``model`` loaded, once no reply is being written; False if none is so named."""
+        live = self.live
+        later = bool(live.loaded and live.active and not live.loading)
         try:
-            self.engine.load(model, self.settings)
+            if later:
+                self.engine.check(model)
+            else:
+                self.engine.load(model, self.settings)
         except DsparkError as error:
             self.notify(str(error), severity="error", markup=False, timeout=15)
-        self.chat.tell()
+            return False
+        finally:
+            self.chat.tell()
+        self._load_next = model if later else None
+        if later:
+            self.notify("Takes effect when the reply has ended. Esc on the chat ends it now.")
+        return True
 
     def save(self, conversation: Conversation) -> None:
         """Put the conversation on disk now; a full disk is told and does not stop the chat."""

@@ -26,9 +26,7 @@ class ChatCommands(Provider):
             return partial(app.run_action, action, screen)
 
         yield SystemCommand("New chat", "Ctrl+N", act("screen.new"))
-        yield SystemCommand(
-            "Chats: open, search, rename, delete, export", "Ctrl+O", act("app.sessions")
-        )
+        yield SystemCommand("Chats: open, search, delete, export", "Ctrl+O", act("app.sessions"))
         yield SystemCommand("Side by side", "F6: two chats at once", act("screen.split"))
         yield SystemCommand("Next chat", "F8", act("screen.turn(1)"))
         yield SystemCommand("Previous chat", "F7", act("screen.turn(-1)"))

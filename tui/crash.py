@@ -11,7 +11,7 @@ def note(traceback: str) -> str:
     """Add ``traceback`` to the log; returns the line to print once the terminal is restored."""
     try:
         path = paths.log_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        paths.private(path.parent)
         with path.open("a", encoding="utf-8") as log:
             log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}\n{traceback}\n")
     except OSError:

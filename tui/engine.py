@@ -41,8 +41,7 @@ class Engine:
         self.wanted = model or "recording"
         self._asked_to_load = _needed(model, settings)
         try:
-            if self.replay is None:
-                Registry.load().resolve(model)  # the engine does it too; this answers at once
+            self.check(model)  # the engine does it too; this answers at once
         except DsparkError as error:
             self._live.apply(Failed(error.message, error.hint))
             self.wanted = ""
@@ -51,6 +50,11 @@ class Engine:
         self._backend.load(
             model, method=settings.method, schedule=settings.schedule, options=settings.options()
         )
+
+    def check(self, model: str) -> None:
+        """Raises DsparkError where there is no such model."""
+        if self.replay is None:
+            Registry.load().resolve(model)
 
     def must_load(self, settings: Settings) -> bool:
         """Whether ``settings`` need another model than the one asked for last."""

@@ -55,10 +55,8 @@ def models(app: ChatApp, first: bool) -> None:
     def chosen(model: str | None) -> None:
         if model and app.replaying:
             app.notify("A recording plays without a model.")
-        elif model:
-            app.load(model)
-            if app.engine.wanted:  # there is such a model: also for the next start
-                app.change(model=model)
+        elif model and app.load(model):
+            app.change(model=model)  # also for the next start
 
     app.push_screen(ModelsScreen(app.engine.wanted, first), chosen)
 

@@ -35,9 +35,14 @@ def export_dir() -> Path:
     return Path.cwd()
 
 
+def private(folder: Path) -> None:
+    """Make ``folder``, for its owner only: chats are nobody else's business."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
 def write_atomic(path: Path, text: str) -> None:
     """``path`` holds either its old content or all of ``text``, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import paths
 from .conversation import Conversation, Message
 
 _SCHEMA = """
@@ -68,7 +69,7 @@ class SessionStore:
     def _open(self, path: Path | None) -> sqlite3.Connection:
         if path is not None:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                paths.private(path.parent)
                 return _connect(str(path))
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError):

@@ -122,3 +122,49 @@ async def test_a_reader_who_scrolls_up_as_the_text_is_resized_stays_there(chat) 
         transcript.scroll_to(y=3, animate=False, immediate=True)
         await c.pilot.pause(0.2)
         assert transcript.scroll_y == 3 and not transcript.following
+
+
+@pytest.mark.parametrize("way", ["resize", "panel"])
+async def test_a_width_that_comes_back_shows_the_text_as_before(chat, way) -> None:
+    text = "Jack's crew was a motley crew, and they were all seasoned sailors. " * 6 + TEXT
+    async with chat(ScriptedBackend([text]), size=(120, 40)) as c:
+        await c.say("One")
+        view = c.pane.query_one(GrowingMarkdown)
+        before = left(c.screen())
+        high = view.size.height
+        for _ in range(2):
+            if way == "panel":
+                await c.press("ctrl+l")
+            else:
+                width = 70 if c.app.size.width == 120 else 120
+                await c.pilot.resize_terminal(width, 40)
+            await c.pilot.pause(0.3)
+            assert len(view._lines) == view.size.height
+        assert view.size.height == high
+        assert left(c.screen()) == before
+
+
+def left(screen: str) -> list[str]:
+    """The conversation: without charts, and without the strip below it."""
+    return [line[:74] for line in screen.splitlines()[1:28]]
+
+
+async def test_text_that_is_selected_can_be_read(chat) -> None:
+    async with chat(ScriptedBackend(["Some words to be marked."])) as c:
+        await c.say("One")
+        view = c.pane.query_one(GrowingMarkdown)
+        at = view.region
+        await c.pilot.mouse_down(offset=(at.x + 2, at.y))
+        await c.pilot.hover(offset=(at.x + 12, at.y))
+        await c.pilot.mouse_up(offset=(at.x + 12, at.y))
+        await c.pilot.pause()
+        plain = view._finish(view._lines[0], view.ground)
+        [line] = view.render_lines(Region(0, 0, view.size.width + 4, 1))
+        marked = [s for s in line if s.text.strip() and s.style.bgcolor not in grounds(plain)]
+        assert "".join(s.text for s in marked).strip() == "Some words"
+        for segment in marked:
+            assert segment.style.color != segment.style.bgcolor
+
+
+def grounds(strip):
+    return {segment.style.bgcolor for segment in strip}

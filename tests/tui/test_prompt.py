@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from scripted import ScriptedBackend
 from textual import events
 
 from tui.sessions import SessionStore
+from tui.widgets.pane import Transcript
 
 
 async def test_ctrl_d_and_ctrl_c_never_lose_a_draft(chat) -> None:
@@ -102,3 +104,28 @@ async def test_what_was_typed_just_before_quitting_is_there_again(chat) -> None:
     unsent = store.unsent()
     assert unsent is not None and store.load(unsent).draft == "half a thought"
     close()
+
+
+async def test_page_keys_scroll_the_chat_from_the_box_and_a_long_draft_itself(chat) -> None:
+    async with chat(ScriptedBackend(["line\n\n" * 60])) as c:
+        await c.say("One")
+        transcript = c.pane.query_one(Transcript)
+        end = transcript.scroll_y
+        assert end > 20
+        await c.press("pageup")
+        await c.until(lambda: 0 < transcript.scroll_y < end)
+        assert not transcript.following
+        await c.press("pagedown")
+        await c.until(lambda: transcript.scroll_y == end and transcript.following)
+        c.pane.prompt.put("\n".join(str(n) for n in range(50)))
+        await c.pilot.pause()
+        await c.press("pageup")
+        await c.until(lambda: c.pane.prompt.cursor_location[0] < 45)
+        assert transcript.scroll_y >= end
+
+
+@pytest.mark.parametrize("size", [(20, 5), (40, 8), (40, 10)])
+async def test_what_is_typed_can_be_seen_on_any_screen(chat, size) -> None:
+    async with chat(size=size) as c:
+        await c.press(*"hello")
+        await c.until(lambda: "hello" in c.screen())

@@ -181,6 +181,30 @@ async def test_switching_the_model_while_chatting_keeps_the_conversation(chat) -
         assert len(backend.requests[-1].messages) == 3
 
 
+async def test_another_model_waits_for_the_reply_being_written(chat, tmp_path: Path) -> None:
+    path = tmp_path / "chat.toml"
+    backend = ScriptedBackend(["word " * 60])
+    backend.hold_after = 2
+    async with chat(backend, settings=path) as c:
+        await c.say("One", wait=False)
+        await c.until(lambda: c.conversation.messages[1].text)
+        await c.press("f5")
+        (await opened(c, ModelsScreen)).dismiss("no-such-model")
+        await c.until(lambda: c.told("no model named 'no-such-model'"))
+        assert SettingsFile(path).load().model == ""
+        await c.press("f5")
+        (await opened(c, ModelsScreen)).dismiss("qwen3-4b")
+        await c.until(lambda: c.told("Takes effect when the reply has ended."))
+        await c.pilot.pause(0.3)
+        assert [call[1] for call in backend.calls if call[0] == "load"] == ["smollm2-135m"]
+        backend.hold = False
+        await c.until(lambda: not c.conversation.active)
+        await c.until(lambda: ("qwen3-4b") in [k[1] for k in backend.calls if k[0] == "load"])
+        assert c.conversation.messages[1].text.split() == ["word"] * 60, "it was not cut short"
+        assert c.conversation.messages[1].state == "done"
+        assert SettingsFile(path).load().model == "qwen3-4b"
+
+
 async def test_settings_are_checked_kept_and_used(chat, tmp_path: Path) -> None:
     path = tmp_path / "chat.toml"
     async with chat(settings=path) as c:

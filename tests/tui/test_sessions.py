@@ -159,3 +159,9 @@ def test_forgotten_messages_are_gone() -> None:
     with pytest.raises(sqlite3.ProgrammingError):
         store.close()
         store.entries()
+
+
+def test_the_folder_of_the_chats_is_the_users_alone(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path / "data" / "chat.sqlite3")
+    store.close()
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700

@@ -57,7 +57,7 @@ class ChatScreen(Screen[None]):
         _key("f9", "close", "Close chat", "chat.close", "close the chat; it stays saved"),
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (112, "-wide"), (170, "-huge")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (22, "-medium"), (34, "-tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (9, "-short"), (22, "-medium"), (34, "-tall")]  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ class SessionsScreen(ModalScreen[int | None]):
         self.dismiss(None)
 
     def action_search(self) -> None:
-        self.query_one(Input).focus()
+        self.set_focus(self.query_one(Input))  # at once: the next key may be here already
 
     def action_rename(self) -> None:
         entry = self.chosen

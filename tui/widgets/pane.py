@@ -200,6 +200,15 @@ class Pane(Vertical, Grounded):
         if views:
             views[0].scroll_visible(animate=False, top=True)
 
+    @on(Prompt.Paged)
+    def page(self, event: Prompt.Paged) -> None:
+        event.stop()
+        transcript = self.query_one(Transcript)
+        if event.step < 0:
+            transcript.scroll_page_up(animate=False)
+        else:
+            transcript.scroll_page_down(animate=False)
+
     # The draft strip
 
     def _draw_strip(self, width: int, height: int) -> Canvas:

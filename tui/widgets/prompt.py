@@ -27,6 +27,12 @@ class Prompt(TextArea):
             id="prompt.newline",
             key_display="^j",
         ),
+        Binding(
+            "pageup", "page(-1)", id="prompt.page_up", show=False, tooltip="scroll the chat up"
+        ),
+        Binding(
+            "pagedown", "page(1)", id="prompt.page_down", show=False, tooltip="scroll the chat down"
+        ),
         Binding("up", "up", show=False),
         Binding("down", "down", show=False),
     ]
@@ -39,6 +45,13 @@ class Prompt(TextArea):
         @property
         def control(self) -> Prompt:
             return self.prompt
+
+    class Paged(Message):
+        """A page up (-1) or down (1) of the chat is wanted."""
+
+        def __init__(self, step: int) -> None:
+            super().__init__()
+            self.step = step
 
     def __init__(self, history: Callable[[], list[str]], *, id: str | None = None) -> None:
         super().__init__(
@@ -82,6 +95,15 @@ class Prompt(TextArea):
             self._recall(-1)
         else:
             self.action_cursor_down()
+
+    def action_page(self, step: int) -> None:
+        """Of the text typed if it is longer than the box, else of the chat."""
+        if self.wrapped_document.height <= self.content_size.height:
+            self.post_message(self.Paged(step))
+        elif step < 0:
+            self.action_cursor_page_up()
+        else:
+            self.action_cursor_page_down()
 
     def wrapped_document_above(self) -> bool:
         """Whether a wrapped part of the first line lies above the cursor."""

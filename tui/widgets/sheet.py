@@ -84,10 +84,13 @@ class Sheet(Lined, Generic[Part]):
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         if width and width != self._width:
-            self._width = width
-            self._lines, self._starts = [], []
-            self._lay_from(0)
+            self._lay_anew(width)
         return len(self._lines)
+
+    def _lay_anew(self, width: int) -> None:
+        self._width = width
+        self._lines, self._starts = [], []
+        self._lay_from(0)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
@@ -97,6 +100,11 @@ class Sheet(Lined, Generic[Part]):
         self._ink = Style(color=self.rich_style.color) if self.is_attached else Style()
 
     def prepare(self, size: Size) -> None:
+        if size.width and size.width != self._width:
+            # Textual took the place of the lines from its memory of an earlier layout.
+            self._lay_anew(size.width)
+            if len(self._lines) != size.height:
+                self.refresh(layout=True)
         # On its way out it may be painted once more, without a screen.
         self._selection = self.text_selection if self.is_attached else None
 
@@ -115,7 +123,8 @@ class Sheet(Lined, Generic[Part]):
         text = strip.text
         left = cell_len(text[:start])
         right = strip.cell_length if end == -1 else cell_len(text[:end])
-        mark = self.screen.get_component_rich_style("screen--selection")
+        # The ground only: its colour for text is that of the ground, to be blended by Textual.
+        mark = Style(bgcolor=self.screen.get_component_rich_style("screen--selection").bgcolor)
         before, within, after = strip.divide([left, right, strip.cell_length])
         # Over the text's own styles, hence not apply_style, which goes below them.
         marked = Strip(
