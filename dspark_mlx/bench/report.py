@@ -146,7 +146,8 @@ def _whisker(cell: Cell | None) -> tuple[float, float] | None:
 
 def note(results: Results) -> str:
     about = results.about
-    return ", ".join(str(about[k]) for k in ("model", "device", "mlx", "started") if k in about)
+    named = {"model": "", "device": "", "mlx": "mlx ", "started": ""}
+    return ", ".join(f"{word}{about[k]}" for k, word in named.items() if k in about)
 
 
 def _heading(temperature: float, concurrency: int) -> str:
