@@ -295,6 +295,7 @@ class Engine:
             draft_seconds=clock.draft,
             verify_seconds=clock.verify,
             round_seconds=seconds,
+            overlapped=flight.early or begins_next,
         )
 
     # -- leaving --------------------------------------------------------------------------

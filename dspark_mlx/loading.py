@@ -120,7 +120,7 @@ def load_engine(
         block=active.block if active else 0,
         context_limit=engine.intake.context_limit,
         weight_bytes=pair.target.weight_bytes,
-        plain_tps=1.0 / (cost.seconds(1, 1) + cost.overhead) if cost is not None else None,
+        plain_tps=1.0 / cost.plain(1) if cost is not None else None,
     )
     return engine, loaded
 

@@ -18,7 +18,7 @@ from ..engine import Engine
 from ..events import Loading, Notice, StepDone
 from ..propose import Proposer
 from ..request import Request
-from ..schedule import make_policy
+from ..schedule import Off, Plan, Policy, RowView, make_policy
 from ..schedule.cost import CostKey, CostModel
 from ..sources.store import check_cancel
 from .fit import Samples, fit
@@ -66,12 +66,13 @@ class Profiler:
                 self._pass(shapes)
             look = self._price_of_a_look()
             overhead = self._overhead()
+            overlap = self._overlap()
         finally:
             for proposer in self._proposers.values():
                 proposer.keep([])
             mx.clear_cache()
         self._say(1.0)
-        return self._cost(overhead=overhead, look=look, key=key)
+        return self._cost(overhead=overhead, look=look, overlap=overlap, key=key)
 
     def _choose(self) -> list[Shape]:
         """The levels that fit into the budget; the first is measured whatever it costs."""
@@ -151,28 +152,44 @@ class Profiler:
 
     def _overhead(self) -> float:
         """Median host seconds of real rounds: committing, reporting, rolling back."""
+        return self._rounds(make_policy("fixed"), lambda step: step.host_seconds)
+
+    def _overlap(self) -> float:
+        """Median seconds of a plain round in which the device has nothing to do yet, or no more.
+
+        All but the wait for it: a round that is begun before the last was read has them
+        done meanwhile.
+        """
+        return self._rounds(_Alone(), lambda step: step.round_seconds - step.verify_seconds)
+
+    def _rounds(self, policy: Policy, of: Callable[[StepDone], float]) -> float:
+        """The median of a number ``of`` real rounds of one row."""
         old = self.engine
         engine = Engine(
             old.target,
             old.tokenizer,
             list(self._proposers.values()),
-            make_policy("fixed"),
+            policy,
             default_method=old.intake.default_method,
             max_rows=1,
             reuse=False,
         )
         tokens = tuple(1 + k % 4 for k in range(16))
         engine.submit(Request("profile", tokens=tokens, max_tokens=64, ignore_eos=True))
-        host: list[float] = []
-        while engine.active and len(host) < HOST_ROUNDS:
+        found: list[float] = []
+        while engine.active and len(found) < HOST_ROUNDS:
             check_cancel(self._cancel)
-            host += [e.host_seconds for e in engine.step() if isinstance(e, StepDone)]
+            found += [of(e) for e in engine.step() if isinstance(e, StepDone)]
             self._say()
         engine.abandon("profiled")
-        return median(host[1:] or host)
+        return median(found[1:] or found)
 
     def _cost(
-        self, overhead: float = 0.0, look: float = 0.0, key: CostKey | None = None
+        self,
+        overhead: float = 0.0,
+        look: float = 0.0,
+        overlap: float = 0.0,
+        key: CostKey | None = None,
     ) -> CostModel:
         step: dict[int, Samples] = {}
         draft: dict[str, Samples] = {}
@@ -183,7 +200,7 @@ class Profiler:
             table.setdefault(shape.rows, {})[shape.size] = self._samples.get(shape) or [first]
         steps = {context: fit(by_rows) for context, by_rows in step.items()}
         drafts = {method: fit(by_rows) for method, by_rows in draft.items()}
-        return CostModel(steps, drafts, overhead=overhead, look=look, key=key)
+        return CostModel(steps, drafts, overhead=overhead, look=look, overlap=overlap, key=key)
 
     def _fewest(self, shapes: Sequence[Shape]) -> int:
         return min(len(self._samples.get(shape, ())) for shape in shapes)
@@ -197,6 +214,13 @@ class Profiler:
         if percent > self._told:
             self._told = percent
             self._report(Loading("profile", percent, 100, self._device))
+
+
+class _Alone(Off):
+    """Plain rounds, each read before the next is begun."""
+
+    def plan(self, rows: Sequence[RowView]) -> Plan:
+        return Plan(widths=(0,) * len(rows), look=False)
 
 
 def _price(cost: CostModel, shape: Shape) -> float:

@@ -61,8 +61,11 @@ def profile_path(key: CostKey, cache_dir: Path | None = None) -> Path:
 def read_profile(path: Path, key: CostKey) -> CostModel | None:
     """The stored measurement; None when there is none for ``key`` or it is damaged."""
     try:
-        cost = CostModel.from_json(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        cost = CostModel.from_json(text)
     except (OSError, ValueError, UsageError):
+        return None
+    if '"overlap"' not in text:  # measured before plain rounds were priced as they are run
         return None
     return cost if cost.key == key and cost.known else None
 

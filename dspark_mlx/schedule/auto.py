@@ -65,7 +65,7 @@ class Auto:
             return _Round("measure"), tuple(min(cap, width) for cap in caps)
         if not any(caps):
             return _Round("plain", ahead=AHEAD), none
-        slow = len(rows) / float(self.learner.step(rows, 0)[0])
+        slow = len(rows) / self.learner.plain(rows)
         caps = worth_drafting(self.learner, rows, caps, slow)
         if not any(caps):
             return _Round("plain", ahead=AHEAD), none

@@ -27,6 +27,7 @@ from .calibration import Floats
 
 CONTEXT_STEP = 256  # contexts this close share one curve
 FLOOR = 0.02  # least growth per token beyond what was measured, as a share of the last cost
+MOST_OVERLAP = 0.5  # of a plain round: the device has no less to do for it
 SAMPLES = 9  # rounds a learned point remembers
 
 
@@ -85,7 +86,8 @@ class CostModel:
     ``step[context][rows][width]`` and ``draft[method][rows][block]`` are
     seconds. ``overhead`` is what a round costs besides (sampling, commit,
     rollback), ``look`` what reading the confidences before verification adds
-    (a device sync, and a draft and a verification that are separate graphs).
+    (a device sync, and a draft and a verification that are separate graphs),
+    ``overlap`` what a plain round saves where it is begun before the last was read.
     A method without a draft table drafts for nothing (prompt lookup).
     """
 
@@ -96,16 +98,17 @@ class CostModel:
         *,
         overhead: float = 0.0,
         look: float = 0.0,
+        overlap: float = 0.0,
         key: CostKey | None = None,
     ) -> None:
         self.step = {c: {r: dict(p) for r, p in t.items() if p} for c, t in (step or {}).items()}
         self.step = {c: t for c, t in self.step.items() if t}
         self.draft = {m: {r: dict(p) for r, p in t.items()} for m, t in (draft or {}).items()}
-        self.overhead, self.look, self.key = overhead, look, key
+        self.overhead, self.look, self.overlap, self.key = overhead, look, overlap, key
         self.profiled = bool(self.step)
         self._samples: dict[tuple[int, int], list[float]] = {}
         self._curves: dict[tuple[object, ...], Floats] = {}
-        values = [*_leaves(self.step), *_leaves(self.draft), overhead, look]
+        values = [*_leaves(self.step), *_leaves(self.draft), overhead, look, overlap]
         if not all(math.isfinite(v) and v >= 0.0 for v in values):
             raise UsageError("a cost table must hold finite seconds, none below 0")
         if any(v == 0.0 for v in _leaves(self.step)):
@@ -161,6 +164,11 @@ class CostModel:
         """Price of one target step of ``rows`` rows, the widest of ``widest`` tokens."""
         return float(self.steps(rows, context, widest - 1)[widest - 1])
 
+    def plain(self, rows: int, context: int = 0) -> float:
+        """Seconds of one of several plain rounds, each begun before the last was read."""
+        whole = self.seconds(rows, 1, context) + self.overhead
+        return whole - min(self.overlap, MOST_OVERLAP * whole)
+
     # -- learning without a profile ---------------------------------------------------
 
     def learn(self, rows: int, width: int, seconds: float) -> None:
@@ -185,6 +193,7 @@ class CostModel:
                 "key": asdict(self.key) if self.key else None,
                 "overhead": self.overhead,
                 "look": self.look,
+                "overlap": self.overlap,
                 "step": self.step,
                 "draft": self.draft,
             },
@@ -201,6 +210,7 @@ class CostModel:
                 {str(m): _table(t) for m, t in data["draft"].items()},
                 overhead=float(data["overhead"]),
                 look=float(data["look"]),
+                overlap=float(data.get("overlap", 0.0)),  # tables made before it was known
                 key=CostKey(**data["key"]) if data.get("key") else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -39,6 +39,10 @@ class Learner:
         context = max(row.context for row in rows)
         return self.cost.steps(len(rows), context, drafted) + self.cost.overhead
 
+    def plain(self, rows: Sequence[RowView]) -> float:
+        """Seconds of a plain round in a row of them, uncorrected."""
+        return self.cost.plain(len(rows), max(row.context for row in rows))
+
     def draft(self, rows: Sequence[RowView], widths: Sequence[int] | None, most: int) -> Floats:
         """Seconds of drafting 0..``most`` tokens for those ``rows`` that have a width."""
         counts: dict[str, int] = {}
@@ -77,7 +81,10 @@ class Learner:
         look = outcome.draft_seconds > 0.0
         if self.cost.known and outcome.round_seconds > 0.0:
             drafted = max(outcome.drafted)
-            predicted = float(self.step(rows, widest)[widest]) + self.cost.look * look
+            if outcome.overlapped:
+                predicted = self.plain(rows)
+            else:
+                predicted = float(self.step(rows, widest)[widest]) + self.cost.look * look
             predicted += float(self.draft(rows, outcome.drafted, drafted)[drafted])
             self.correction.update(len(rows), widest + 1, look, predicted, outcome.round_seconds)
         self.cost.learn(len(rows), widest + 1, outcome.round_seconds)

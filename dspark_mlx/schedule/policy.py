@@ -89,7 +89,8 @@ class Outcome:
     ``drafted``, ``scheduled`` and ``accepted`` count draft tokens per row;
     ``committed`` counts tokens added to the text. ``draft_seconds`` is 0.0 when
     draft and verification ran as one graph, ``round_seconds`` when nobody can tell
-    what this round cost, as the next one was begun within it.
+    what this round cost, as the next one was begun within it. ``overlapped``: it is a
+    plain round, begun before the last was read, or the next one before it was.
     """
 
     rows: tuple[RowView, ...]
@@ -101,6 +102,7 @@ class Outcome:
     draft_seconds: float
     verify_seconds: float
     round_seconds: float
+    overlapped: bool = False
 
 
 class Policy(Protocol):

@@ -118,6 +118,10 @@ def simulate(
         step = world.seconds(count, widest + 1, max(v.context for v in views)) + world.overhead
         if slowdown is not None:
             step *= slowdown(len(result.widths), widest)
+        overlapped = plan.plain_ahead > 0 and not any(drafted)
+        if overlapped:
+            whole = world.seconds(count, 1, max(v.context for v in views)) + world.overhead
+            step *= world.plain(count, max(v.context for v in views)) / whole
         draft = float(world.drafts(method, drafting, most)[most]) + world.look * look
         shake = float(np.exp(jitter * rng.normal())) if jitter else 1.0
         seconds = (step + draft) * shake
@@ -137,6 +141,7 @@ def simulate(
             Outcome(
                 views, drafted, schedule.lengths, accepted, committed, confidence,
                 draft * shake if look else 0.0, step * shake, seconds,
+                overlapped,
             )
         )  # fmt: skip
     return result
@@ -175,6 +180,8 @@ def fixed_length(
             result.scheduled += drafted
             result.accepted += accepted
         step = world.seconds(len(active), widest + 1, context) + world.overhead
+        if not length:
+            step = world.plain(len(active), context)
         seconds = step + float(world.drafts("dspark", drafting, widest)[widest])
         result.seconds += seconds
         result.measured.append(seconds)

@@ -106,7 +106,7 @@ def outlook(
     step = learner.step(rows, most)
     draft = learner.draft(rows, caps, most)
     blind = learner.correction.factors(count, most, False)
-    alone = step[:1] * blind[:1]
+    alone = learner.plain(rows) * blind[:1]
     plain = Choice(0, False, count / float(alone[0]), alone)
     mean = np.add.reduce(total) / SAMPLES
     each = fixed_seconds(there, draft, step, blind)
