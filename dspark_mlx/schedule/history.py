@@ -2,8 +2,8 @@
 
 A gain curve has the expected tokens won by verifying 0..K drafted tokens, the
 running sum of survivals a_1 + ... + a_k. A row begins with the curves of its
-method, and the first row of a method with a guess; its own rounds then replace
-them. Only rounds that are over enter, so decisions made from it cannot
+method, of many texts rather than of the last, and the first row of a method with
+a guess; its own rounds then replace them. Only rounds that are over enter, so decisions made from it cannot
 anticipate.
 """
 
@@ -21,6 +21,8 @@ SAMPLES = 24  # gain curves a forecast is made from
 BORROWED = 6  # rounds of a row that weigh as much as what it borrowed from others
 GUESSED = 2  # and as much as a guess
 INHERIT = 0.5  # how much of a token's odds, against the usual, those after it share
+POOLED = 16  # of a method's rounds, one in so many is kept for rows to come: of several texts
+FIRST = SAMPLES // 2  # rounds of a method that are kept all
 KEPT_ROWS = 64  # rows remembered after they have left
 
 
@@ -30,14 +32,14 @@ class Ring:
     ``there[i]`` counts the tokens that the proposer had in round i.
     """
 
-    __slots__ = ("_next", "gains", "guessed", "own", "there")
+    __slots__ = ("_next", "gains", "guessed", "own", "seen", "there")
 
     def __init__(
         self, gains: Floats, there: list[int], start: int = 0, guessed: bool = False
     ) -> None:
         self.gains, self.there, self.guessed = gains, there, guessed
         self._next = start % SAMPLES
-        self.own = 0
+        self.own = self.seen = 0  # rounds pushed, and those there were to choose from
 
     @property
     def short(self) -> bool:
@@ -101,8 +103,10 @@ class History:
             gain = gains[r, : row.block + 1]
             self.ring(row).push(gain, there[r])
             pool = self._methods[row.method, row.block]
-            pool.push(gain, there[r])
-            pool.guessed = False
+            if pool.seen < FIRST or pool.seen % POOLED == 0:
+                pool.push(gain, there[r])
+                pool.guessed = False
+            pool.seen += 1
 
     def ring(self, row: RowView) -> Ring:
         """The row's curves, for its present block."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from dspark_mlx.request import Cuts
 from dspark_mlx.schedule import Auto, CostModel, EarlyStop, Lagged
-from dspark_mlx.schedule.history import KEPT_ROWS
+from dspark_mlx.schedule.history import KEPT_ROWS, History
+from dspark_mlx.schedule.honesty import Honesty
 from dspark_mlx.schedule.policy import Outcome, RowView
 from dspark_mlx.schedule.script import Script
 from dspark_mlx.schedule.simulate import fixed_length, simulate
@@ -245,3 +246,33 @@ def test_drafting_is_taken_up_again_only_for_a_clear_difference():
     assert not switch.update(10.0, 9.9)
     assert not switch.update(10.0, 10.1)
     assert switch.update(10.0, 10.3)
+
+
+def test_new_replies_begin_with_what_several_texts_were_worth() -> None:
+    """Not with the end of the last one: it says little of the next."""
+    history = History(Honesty())
+    ends = []
+    for text, chance in enumerate((0.9, 0.2, 0.9, 0.2, 0.9, 0.2)):
+        view = RowView(f"r{text}", "dspark", 4, 500, 100, True, True)
+        for _ in range(60):
+            outcome = Outcome((view,), (4,), (4,), (1,), (2,), ((chance,) * 4,), 0.0, 0.1, 0.1)
+            history.observe(outcome, (4,), np.full((1, 4), chance))
+        ends.append(float(history.ring(RowView(f"n{text}", "dspark", 4, 500, 0, True)).mean[1]))
+        assert abs(history.ring(view).mean[1] - chance) < 1e-9, "its own rounds are all it has"
+    assert ends[0] == pytest.approx(0.9)
+    assert all(0.3 < end < 0.85 for end in ends[2:]), ends
+
+
+def test_plain_rounds_in_a_row_are_priced_as_they_are_run() -> None:
+    """Each is begun before the last was read, so the host work between them is hidden."""
+    step, draft = {0: {1: {1: 0.1, 2: 0.11}}}, {"dspark": {1: {1: 0.01}}}
+    # 1.35 tokens in 0.12 s: better than one in 0.1 s, worse than one in 0.08 s.
+    accepts = tuple(int(hit) for hit in np.random.default_rng(3).random(600) < 0.35)
+    text = Script("text", np.full((600, 1), 0.35), accepts)
+    for overlap, drafts in ((0.0, True), (0.02, False)):
+        cost = CostModel(step, draft, overlap=overlap)
+        run = simulate(Auto(cost), [text], cost)
+        plain, drafted = (fixed_length(n, [text], cost).tps for n in (0, 1))
+        assert (drafted > plain) is drafts
+        assert run.tps > 0.98 * max(plain, drafted)
+        assert (np.mean(run.widths) > 0.5) is drafts
