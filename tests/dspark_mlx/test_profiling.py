@@ -159,6 +159,8 @@ def test_a_profile_prices_every_method_and_leaves_the_engine_as_it_was() -> None
     assert cost.known and set(cost.draft) == {"dspark", "lookup"}
     assert all(set(table) >= {1, 2} for table in list(cost.step.values())[:1])
     assert cost.overhead > 0.0 and cost.look >= 0.0
+    assert cost.overlap > 0.0, "the graph of a step is built while the device works on another"
+    assert 0.0 < cost.plain(1) < cost.seconds(1, 1) + cost.overhead
     progress = [event for event in told if isinstance(event, Loading)]
     assert {event.stage for event in progress} == {"profile"}
     done = [event.done for event in progress]
@@ -271,6 +273,21 @@ def test_the_key_tells_models_drafters_precisions_and_blocks_apart() -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert len({profile_path(key) for key in keys}) == len(keys)
+
+
+def test_a_profile_without_the_price_of_plain_rounds_in_a_row_is_made_again(
+    tmp_path: Path, measured: list
+) -> None:
+    load_or_profile(engine(), "toy", cache_dir=tmp_path)
+    path = profile_path(cost_key(engine(), "toy"), tmp_path)
+    older = json.loads(path.read_text())
+    del older["overlap"]
+    path.write_text(json.dumps(older))
+    assert CostModel.from_json(json.dumps(older)).overlap == 0.0, (
+        "as a table to simulate on it does"
+    )
+    load_or_profile(engine(), "toy", cache_dir=tmp_path)
+    assert len(measured) == 2
 
 
 def test_more_rows_than_were_measured_measure_again(tmp_path: Path, measured: list) -> None:
