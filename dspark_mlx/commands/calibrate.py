@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,29 +79,60 @@ def of_kind(rounds: Sequence[Round], name: str) -> list[Round]:
 def _fit(
     fitted: Sequence[Round], tested: Sequence[Round], block: int, offsets: bool
 ) -> dict[str, Any]:
-    import numpy as np
-
-    from ..schedule.calibration import fit
-
-    confidence = np.full((len(fitted), block), 0.5)
-    for i, r in enumerate(fitted):
-        confidence[i, : r.drafted] = r.confidence
-    found = fit(
-        confidence, [r.accepted for r in fitted], [r.drafted for r in fitted], offsets=offsets
-    )
-    scale = {"temperatures": list(found.temperatures), "offsets": list(found.offsets)}
-    rows = _judge(tested, block, scale)
-    kept = sum(row["ece_after"] for row in rows) < sum(row["ece_before"] for row in rows)
-    if not kept:  # what was learned on one half does not hold on the other
-        scale = {"temperatures": [1.0] * block, "offsets": [0.0] * block}
-        rows = _judge(tested, block, scale)
+    drafted = {"temperatures": [1.0] * block, "offsets": [0.0] * block, "peaks": [0.0] * block}
+    # What was learned on one half is kept if it holds on the other.
+    scale, rows = drafted, _judge(tested, block, drafted)
+    for found in _scales(fitted, block, offsets):
+        judged = _judge(tested, block, found)
+        if _better(judged, rows):
+            scale, rows = found, judged
     return {
         **scale,
-        "as_drafted": not kept,
+        "as_drafted": scale is drafted,
         "rounds": len(fitted),
         "held_out_rounds": len(tested),
         "positions": rows,
     }
+
+
+def _scales(rounds: Sequence[Round], block: int, offsets: bool) -> Iterator[dict[str, list[float]]]:
+    """Sequential temperature scaling of the confidences, and of their blend with the peaks."""
+    import numpy as np
+
+    from ..schedule.calibration import blend, fit
+
+    confidence, peaks = np.full((len(rounds), block), 0.5), np.zeros((len(rounds), block))
+    for i, r in enumerate(rounds):
+        confidence[i, : r.drafted] = r.confidence
+        peaks[i, : len(r.peaks)] = r.peaks
+    accepted, reached = [r.accepted for r in rounds], [r.drafted for r in rounds]
+    found = fit(confidence, accepted, reached, offsets=offsets)
+    yield {
+        "temperatures": list(found.temperatures),
+        "offsets": list(found.offsets),
+        "peaks": [0.0] * block,
+    }
+    if not offsets or not all(r.peaks for r in rounds):
+        return
+    mixed = blend(confidence, peaks, accepted, reached)
+    found = fit(mixed.apply(confidence, peaks), accepted, reached, offsets=True)
+    heat = np.array(found.temperatures)
+    yield {
+        "temperatures": (heat / mixed.slopes).tolist(),
+        "offsets": (mixed.offsets / heat + found.offsets).tolist(),
+        "peaks": (mixed.weights / heat).tolist(),
+    }
+
+
+def _better(judged: Sequence[dict[str, Any]], than: Sequence[dict[str, Any]]) -> bool:
+    """Whether survivals are more honest, or tell more at about the same honesty."""
+
+    def total(rows: Sequence[dict[str, Any]], name: str) -> float:
+        return float(sum(row[name] for row in rows))
+
+    gained = total(than, "loss_after") - total(judged, "loss_after")
+    honest = total(judged, "ece_after") < total(than, "ece_after")
+    return gained > 0.0 and (honest or gained > 0.01 * total(than, "loss_after"))
 
 
 def _judge(rounds: Sequence[Round], block: int, scale: dict[str, Any]) -> list[dict[str, Any]]:
@@ -118,16 +149,19 @@ def survivals(
 
     seen = [r for r in rounds if r.drafted > k]
     raw = np.array([r.confidence[: k + 1] for r in seen])
+    more: Any = 0.0
+    if any(scale["peaks"]):
+        more = np.array([r.peaks[: k + 1] for r in seen]) * np.array(scale["peaks"][: k + 1])
     stood = [float(r.accepted > k) for r in seen]
     return (
         raw.prod(1).tolist(),
-        apply(raw, scale["temperatures"], scale["offsets"]).prod(1).tolist(),
+        apply(raw, scale["temperatures"], scale["offsets"], more).prod(1).tolist(),
         stood,
     )
 
 
 def measure(rounds: Sequence[Round], k: int, scale: dict[str, Any]) -> dict[str, Any]:
-    from ..schedule.calibration import auc, ece
+    from ..schedule.calibration import auc, ece, log_loss
 
     raw, fixed, stood = survivals(rounds, k, scale)
     areas = [auc(p, stood) for p in (raw, fixed)]
@@ -139,6 +173,8 @@ def measure(rounds: Sequence[Round], k: int, scale: dict[str, Any]) -> dict[str,
         "predicted_after": sum(fixed) / len(fixed),
         "ece_before": ece(raw, stood),
         "ece_after": ece(fixed, stood),
+        "loss_before": log_loss(raw, stood),
+        "loss_after": log_loss(fixed, stood),
         "auc_before": None if areas[0] != areas[0] else areas[0],
         "auc_after": None if areas[1] != areas[1] else areas[1],
     }
@@ -173,16 +209,19 @@ def table(result: dict[str, Any]) -> str:
             f"{name}: fitted on {part['rounds']} rounds, judged on "
             f"{part['held_out_rounds']} others"
             + (": no fit was better, kept as drafted" if part["as_drafted"] else ""),
-            "position  temperature  offset  observed   before    after    ECE before  after    AUC",
+            "position  temperature  offset  peaks  observed   before    after    ECE before  after"
+            "    AUC before  after",
         ]
         for row in part["positions"]:
             at = row["position"] - 1
-            area = "    -" if row["auc_after"] is None else f"{row['auc_after']:.3f}"
+            areas = [
+                "-" if row[n] is None else f"{row[n]:.3f}" for n in ("auc_before", "auc_after")
+            ]
             lines.append(
                 f"{row['position']:>8} {part['temperatures'][at]:>12.2f} "
-                f"{part['offsets'][at]:>7.2f} "
+                f"{part['offsets'][at]:>7.2f} {part['peaks'][at]:>6.2f} "
                 f"{row['observed']:>9.3f} {row['predicted_before']:>8.3f} "
                 f"{row['predicted_after']:>8.3f} {row['ece_before']:>13.3f} "
-                f"{row['ece_after']:>6.3f}  {area}"
+                f"{row['ece_after']:>6.3f} {areas[0]:>13} {areas[1]:>6}"
             )
     return "\n".join(lines)

@@ -34,7 +34,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Round:
-    """One drafted block and what became of it; ``committed`` counts the target's own token."""
+    """One drafted block and what became of it; ``committed`` counts the target's own token.
+
+    ``peaks``: logits of the slots' largest probabilities, where they were noted.
+    """
 
     domain: str
     temperature: float
@@ -43,6 +46,7 @@ class Round:
     drafted: int
     accepted: int
     committed: int
+    peaks: tuple[float, ...] = ()
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser, prompts: int) -> None:
@@ -160,12 +164,14 @@ def play(
             )
     rounds: list[Round] = []
     done = 0
+    drafts = engine.batch.proposers["dspark"].record = []
     while engine.active:
         for event in engine.step():
             if isinstance(event, StepDone):
-                for row in event.rows:
+                peaks = drafts.pop().peaks.tolist() if drafts else [()] * len(event.rows)
+                for row, peak in zip(event.rows, peaks, strict=True):
                     if row.scheduled:
-                        rounds.append(_round(row, *kinds[row.request_id]))
+                        rounds.append(_round(row, *kinds[row.request_id], peak))
             elif isinstance(event, Finished):
                 if event.reason == "error":
                     raise UsageError(event.message, event.hint)
@@ -174,7 +180,7 @@ def play(
     return rounds
 
 
-def _round(row: Any, domain: str, temperature: float) -> Round:
+def _round(row: Any, domain: str, temperature: float, peaks: Sequence[float]) -> Round:
     return Round(
         domain,
         temperature,
@@ -183,6 +189,7 @@ def _round(row: Any, domain: str, temperature: float) -> Round:
         row.scheduled,
         row.accepted,
         len(row.tokens),
+        tuple(peaks[: row.scheduled]),
     )
 
 

@@ -1,7 +1,7 @@
 """The calibration stored beside a checkpoint: what it says and how it is applied.
 
-``calibration.json`` holds ``{"greedy": {"temperatures": [...], "offsets": [...]},
-"sampled": {...}}``, one number a slot. Greedy rows and sampled rows accept by
+``calibration.json`` holds ``{"greedy": {"temperatures": [...], "offsets": [...],
+"peaks": [...]}, "sampled": {...}}``, one number a slot. Greedy rows and sampled rows accept by
 different rules, so a drafted token survives with different chances in them; a
 file with ``temperatures`` alone speaks of both. ``dspark calibrate`` writes it.
 """
@@ -24,10 +24,15 @@ FILE = "calibration.json"
 
 @dataclass(frozen=True)
 class Scale:
-    """Confidence logits of slot k become ``logit / temperatures[k] + offsets[k]``."""
+    """Confidence logits of slot k become ``logit / temperatures[k] + offsets[k]``.
+
+    With ``peaks``, weights of how decided the drafter itself was, ``peaks[k]`` times the logit
+    of its largest probability is added. That is known before x_k is drawn.
+    """
 
     temperatures: tuple[float, ...]
     offsets: tuple[float, ...]
+    peaks: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,15 +40,25 @@ class DraftCalibration:
     greedy: Scale
     sampled: Scale
 
-    def apply(self, logits: mx.array, greedy: Sequence[bool]) -> mx.array:
-        """Confidence logits ``(B, G)`` of rows that are greedy or not, calibrated."""
+    def apply(
+        self, logits: mx.array, greedy: Sequence[bool], peaks: mx.array | None = None
+    ) -> mx.array:
+        """Confidence logits ``(B, G)`` of rows that are greedy or not, calibrated.
+
+        ``peaks (B, G)``: logits of the slots' largest probabilities, read where they are weighed.
+        """
         width = logits.shape[-1]
         scales = [self.greedy if row else self.sampled for row in greedy]
         if len(set(scales)) == 1:
             scales = scales[:1]
         temperatures = mx.array([s.temperatures[:width] for s in scales], dtype=mx.float32)
         offsets = mx.array([s.offsets[:width] for s in scales], dtype=mx.float32)
-        return logits / temperatures + offsets
+        logits = logits / temperatures + offsets
+        if peaks is not None and any(any(s.peaks) for s in scales):
+            none = (0.0,) * width
+            weights = mx.array([(s.peaks or none)[:width] for s in scales], dtype=mx.float32)
+            logits = logits + weights * peaks
+        return logits
 
 
 def read_calibration(folder: Path, block_size: int) -> DraftCalibration | None:
@@ -72,16 +87,20 @@ def _scale(path: Path, data: Any, block: int) -> Scale:
     try:
         temperatures = tuple(float(value) for value in data["temperatures"])
         offsets = tuple(float(value) for value in data.get("offsets") or [0.0] * block)
+        peaks = tuple(float(value) for value in data.get("peaks") or [])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(f"cannot read {path}: {error!r}") from None
-    for values, name in ((temperatures, "temperatures"), (offsets, "offsets")):
+    named = [(temperatures, "temperatures"), (offsets, "offsets")]
+    for values, name in [*named, (peaks, "peaks")] if peaks else named:
         if len(values) != block:
             raise _bad(f"{path} holds {len(values)} {name} for a block of {block}")
     if not all(math.isfinite(t) and t > 0 for t in temperatures):
         raise _bad(f"{path} holds a temperature that is not positive")
     if not all(map(math.isfinite, offsets)):
         raise _bad(f"{path} holds an offset that is no number")
-    return Scale(temperatures, offsets)
+    if not all(math.isfinite(p) and p >= 0 for p in peaks):
+        raise _bad(f"{path} holds a weight of peaks that is negative or no number")
+    return Scale(temperatures, offsets, peaks)
 
 
 def _bad(problem: str) -> ModelError:

@@ -33,13 +33,15 @@ class Draft:
     ``tokens (B, w)`` are target ids, of which row r has ``counts[r]``.
     ``confidence (B, w)``: chance that a token is accepted given all before it
     were. ``q[r]``: distributions ``(w, V)`` the row's tokens were drawn from,
-    only for independently sampled drafts.
+    only for independently sampled drafts. ``peaks (B, w)``: logits of the largest
+    probability of each slot, where the proposer has them.
     """
 
     tokens: mx.array
     counts: tuple[int, ...]
     confidence: mx.array
     q: tuple[mx.array | None, ...]
+    peaks: mx.array | None = None
 
     def token_rows(self) -> list[list[int]]:
         """The drafted ids of each row; waits for the device."""

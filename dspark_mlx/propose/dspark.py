@@ -35,6 +35,7 @@ class DSparkProposer:
         # while nothing is drafted they only need to be kept, not projected.
         self._pending: list[mx.array] = []
         self._hits = HitRate()  # stands in where a checkpoint has no confidence head
+        self.record: list[Draft] | None = None  # every draft is noted here, for calibration
 
     def new_row(self) -> Rows:
         return Rows(self.drafter.make_context(1))
@@ -78,12 +79,17 @@ class DSparkProposer:
         anchors = mx.array([row.anchor for row in rows], dtype=mx.int32)
         sampler = _BlockSampler(rows, self.vocab_size, self.drafter.draft_to_target)
         out = self.drafter.draft(anchors, self._rows.layers, width=width, sampler=sampler)
-        return Draft(
+        peaks = peak_logits(out.logits)
+        draft = Draft(
             tokens=out.tokens.astype(mx.int32),
             counts=tuple(row.width for row in rows),
-            confidence=self._confidence(out.confidence_logits, rows, width),
+            confidence=self._confidence(out.confidence_logits, peaks, rows, width),
             q=sampler.distributions(),
+            peaks=peaks,
         )
+        if self.record is not None:
+            self.record.append(draft)
+        return draft
 
     def absorb(self, features: mx.array | None) -> list[mx.array]:
         if features is None:
@@ -119,7 +125,7 @@ class DSparkProposer:
             self._rows.roll_back(self._rows.lengths)
 
     def _confidence(
-        self, logits: mx.array | None, rows: Sequence[DraftRow], width: int
+        self, logits: mx.array | None, peaks: mx.array, rows: Sequence[DraftRow], width: int
     ) -> mx.array:
         if logits is None:
             rates = [self._hits.rate(0, k) for k in range(width)]
@@ -127,8 +133,19 @@ class DSparkProposer:
         logits = logits.astype(mx.float32)
         if self.drafter.calibration is not None:
             greedy = [row.params.greedy for row in rows]
-            logits = self.drafter.calibration.apply(logits, greedy)
+            logits = self.drafter.calibration.apply(logits, greedy, peaks)
         return mx.sigmoid(logits)
+
+
+def peak_logits(logits: mx.array) -> mx.array:
+    """Logit of the largest probability in each slot's ``logits (B, G, Vd)``: ``(B, G)``, lazy.
+
+    It says how decided the drafter is, whatever token is then drawn.
+    """
+    logits = logits.astype(mx.float32)
+    top = logits.max(axis=-1)
+    rest = mx.exp(mx.logsumexp(logits, axis=-1) - top) - 1  # the other tokens' sum, over the top's
+    return -mx.log(mx.clip(rest, 1e-6, 1e6))
 
 
 class _BlockSampler:

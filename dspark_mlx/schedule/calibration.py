@@ -26,6 +26,8 @@ BINS = 15
 TINY = 1e-6
 GRID: Floats = np.exp(np.linspace(np.log(0.2), np.log(5.0), 97))
 SLACK = 0.12  # of 1/sqrt(rounds): differences of errors below it are chance
+LEAST_SLOPE = 0.05  # of the confidence in a blend: its order still counts
+MIN_TESTED = 100  # tokens of a position put to the test that make a blend of its own
 OFFSETS: Floats = np.linspace(-2.0, 2.0, 41)
 
 
@@ -38,14 +40,22 @@ def sigmoid(x: ArrayLike) -> Floats:
     return np.asarray(1.0 / (1.0 + np.exp(-np.asarray(x, np.float64))))
 
 
-def apply(confidence: ArrayLike, temperatures: ArrayLike, offsets: ArrayLike = 0.0) -> Floats:
-    """σ(logit(c_k) / T_k + b_k), elementwise over ``(..., K)``; extra temperatures are not used."""
+def apply(
+    confidence: ArrayLike,
+    temperatures: ArrayLike,
+    offsets: ArrayLike = 0.0,
+    more: ArrayLike = 0.0,
+) -> Floats:
+    """σ(logit(c_k) / T_k + b_k + more_k), elementwise over ``(..., K)``.
+
+    Temperatures and offsets of positions beyond K are not used.
+    """
     c = np.asarray(confidence, np.float64)
     t = np.asarray(temperatures, np.float64)[: c.shape[-1]]
     if t.shape[-1] < c.shape[-1]:
         raise UsageError(f"{c.shape[-1]} positions, but temperatures for {t.shape[-1]} only")
     b = np.asarray(offsets, np.float64)
-    return sigmoid(logit(c) / t + (b[: c.shape[-1]] if b.ndim else b))
+    return sigmoid(logit(c) / t + (b[: c.shape[-1]] if b.ndim else b) + np.asarray(more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,13 @@ def ece(predicted: ArrayLike, happened: ArrayLike, bins: int = BINS) -> float:
     y = np.asarray(happened, np.float64).ravel()
     index = np.minimum((p * bins).astype(np.int64), bins - 1)
     return float(np.abs(np.bincount(index, weights=p - y, minlength=bins)).sum() / p.size)
+
+
+def log_loss(predicted: ArrayLike, happened: ArrayLike) -> float:
+    """Mean negative log-likelihood, in nats."""
+    p = np.clip(np.asarray(predicted, np.float64), TINY, 1.0 - TINY)
+    y = np.asarray(happened, np.float64)
+    return float(-(y * np.log(p) + (1.0 - y) * np.log(1.0 - p)).mean())
 
 
 def auc(predicted: ArrayLike, happened: ArrayLike) -> float:
@@ -178,3 +195,58 @@ def fit(
         tuple(rank),
         int(c.shape[0]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """σ(slope_k · logit(c_k) + weight_k · u_k + offset_k), a number per position."""
+
+    slopes: Floats
+    weights: Floats
+    offsets: Floats
+
+    def apply(self, confidence: ArrayLike, peaks: ArrayLike) -> Floats:
+        """Confidences ``(N, K)`` and logits u ``(N, K)`` as one confidence."""
+        x = self.slopes * logit(confidence) + self.weights * np.asarray(peaks) + self.offsets
+        return sigmoid(x)
+
+
+def blend(
+    confidence: ArrayLike, peaks: ArrayLike, accepted: ArrayLike, reached: ArrayLike
+) -> Blend:
+    """How much to believe of c_k, and of u_k, the logit of slot k's largest probability.
+
+    Logistic regression per position over the tokens that were put to the test, held
+    near the confidence alone. Neither may count against acceptance.
+    """
+    x = np.stack([logit(confidence), np.asarray(peaks, np.float64)], axis=-1)
+    done, full = np.asarray(accepted, np.int64), np.asarray(reached, np.int64)
+    found: list[Floats] = []
+    for k in range(x.shape[1]):
+        tested = (full > k) & (done >= k)
+        if found and tested.sum() < MIN_TESTED:
+            found.append(found[-1])
+        else:
+            found.append(_logistic(x[tested, k], (done > k)[tested].astype(np.float64)))
+    slopes, weights, offsets = np.array(found).T
+    return Blend(slopes, weights, offsets)
+
+
+def _logistic(x: Floats, y: Floats, ridge: float = 4.0) -> Floats:
+    """Slope, weight and offset by Newton's method, held near (1, 0, 0)."""
+    columns = np.column_stack([x, np.ones(len(x))])
+    start = np.array([1.0, 0.0, 0.0])
+    least = np.array([LEAST_SLOPE, 0.0, -np.inf])
+    w, free = start.copy(), np.ones(3, bool)
+    for _ in range(3):  # a bound that is hit stays, at most two of them
+        for _ in range(30):
+            p = sigmoid(columns @ w)
+            slope = columns.T @ (y - p) - ridge * (w - start)
+            curve = (columns * (p * (1.0 - p))[:, None]).T @ columns + ridge * np.eye(3)
+            step = np.linalg.solve(curve[np.ix_(free, free)], slope[free])
+            w[free] += np.clip(step, -1.0, 1.0)
+        below = free & (w < least)
+        if not below.any():
+            break
+        w[below], free = least[below], free & ~below
+    return w

@@ -3,8 +3,8 @@
 A gain curve has the expected tokens won by verifying 0..K drafted tokens, the
 running sum of survivals a_1 + ... + a_k. A row begins with the curves of its
 method, of many texts rather than of the last, and the first row of a method with
-a guess; its own rounds then replace them. Only rounds that are over enter, so decisions made from it cannot
-anticipate.
+a guess; its own rounds then replace them. Only rounds that are over enter, so
+decisions made from it cannot anticipate.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from dspark_mlx.drafter.pairing import attach_target
 from dspark_mlx.engine import Engine
 from dspark_mlx.events import StepDone
 from dspark_mlx.propose import DraftRow, DSparkProposer
+from dspark_mlx.propose.dspark import peak_logits
 from dspark_mlx.request import Request, SamplingParams
 from dspark_mlx.schedule import Outcome, Plan, RowView, Schedule
 from dspark_mlx.target import Target
@@ -138,3 +139,37 @@ def test_ids_the_target_does_not_have_are_never_drafted() -> None:
         assert int(draft.tokens.max().item()) < target.vocab_size
         if draft.q[0] is not None:
             assert draft.q[0].shape == (drafter.block_size, target.vocab_size)
+
+
+@pytest.mark.parametrize("sampling", ["coupled", "probabilistic"])
+def test_a_confidence_knows_nothing_of_its_own_token(sampling: str) -> None:
+    """Also where it weighs how decided the drafter was: appendix A's condition on c_k."""
+    target, drafter = pair()
+    block = drafter.block_size
+    scale = Scale((1.0,) * block, (0.0,) * block, (0.7,) * block)
+    drafter.calibration = DraftCalibration(scale, scale)
+    _, features = target.forward(mx.array([[3, 4, 5]]), target.make_rows(), TAPS)
+    told: dict[tuple[int, ...], set[float]] = {}
+    seen: dict[tuple[int, ...], set[int]] = {}
+    for seed in range(40):
+        proposer = DSparkProposer(drafter, target.vocab_size)
+        row = proposer.new_row()
+        proposer.prefill(row, [3, 4, 5], features)
+        proposer.join(row)
+        params = SamplingParams(temperature=8.0, seed=seed, draft_sampling=sampling)
+        draft = proposer.propose([DraftRow(7, 4, params, block)])
+        [tokens], [confidence] = draft.token_rows(), draft.confidence_rows()
+        for k in range(2):
+            told.setdefault(tuple(tokens[:k]), set()).add(round(confidence[k], 5))
+            seen.setdefault(tuple(tokens[:k]), set()).add(tokens[k])
+    assert len(seen[()]) > 2, "the seeds draw different tokens"
+    assert all(len(values) == 1 for values in told.values())
+
+
+def test_a_peak_is_the_logit_of_the_largest_probability() -> None:
+    logits = mx.random.normal((2, 3, 50)) * 3
+    top = mx.softmax(logits, axis=-1).max(axis=-1)
+    assert mx.allclose(mx.sigmoid(peak_logits(logits)), top, atol=1e-5)
+    certain = mx.array([[[0.0, 500.0, 0.0]], [[0.0, 0.0, 0.0]]])
+    high, low = peak_logits(certain)[:, 0].tolist()
+    assert high > 13.0 and low == pytest.approx(np.log(0.5), abs=1e-5)

@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_mlx.errors import UsageError
-from dspark_mlx.schedule.calibration import apply, auc, ece, fit, logit, reliability, sigmoid
+from dspark_mlx.schedule.calibration import (
+    LEAST_SLOPE,
+    apply,
+    auc,
+    blend,
+    ece,
+    fit,
+    log_loss,
+    logit,
+    reliability,
+    sigmoid,
+)
 
 
 def blocks(n=4000, k=5, sharp=1.8, seed=0):
@@ -109,3 +120,32 @@ def test_auc_counts_ordered_pairs():
 
 def test_logit_is_finite_at_the_ends():
     assert np.all(np.isfinite(logit([0.0, 1.0])))
+
+
+def two_witnesses(weights, n=6000, k=3, seed=0):
+    """Blocks whose acceptance follows a confidence and another logit, in these proportions."""
+    rng = np.random.default_rng(seed)
+    x, u = rng.normal(0.0, 1.0, size=(2, n, k))
+    hit = rng.random((n, k)) < sigmoid(weights[0] * x + weights[1] * u + weights[2])
+    return sigmoid(x), u, np.cumprod(hit, axis=1).sum(axis=1), np.full(n, k)
+
+
+@pytest.mark.parametrize("weights", [(0.4, 0.9, -0.2), (1.0, 0.0, 0.0), (0.9, 0.3, 0.5)])
+def test_a_blend_finds_how_much_each_witness_is_worth(weights):
+    found = blend(*two_witnesses(weights))
+    for name, worth in zip(("slopes", "weights", "offsets"), weights, strict=True):
+        assert getattr(found, name)[0] == pytest.approx(worth, abs=0.12), name
+    confidence, u, accepted, _ = two_witnesses(weights, seed=1)
+    both = found.apply(confidence, u)[:, 0]
+    assert auc(both, accepted > 0) >= auc(confidence[:, 0], accepted > 0) - 0.01
+    assert ece(both, accepted > 0) < 0.03
+    assert log_loss(both, accepted > 0) <= log_loss(confidence[:, 0], accepted > 0) + 0.002
+
+
+def test_neither_witness_counts_against_acceptance():
+    found = blend(*two_witnesses((-0.8, -0.5, 0.3)))
+    assert np.all(found.slopes == LEAST_SLOPE) and np.all(found.weights == 0.0)
+    # What is rarely put to the test follows the position before it.
+    confidence, u, accepted, reached = two_witnesses((0.2, 0.9, -3.0), n=800)
+    found = blend(confidence, u, accepted, reached)
+    assert found.weights[2] == found.weights[1] and found.weights[0] > 0.5

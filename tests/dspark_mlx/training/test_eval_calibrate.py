@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from toys import ToyTokenizer
@@ -14,6 +15,7 @@ from training_toys import answers, chain_model, model_config, toy_options, write
 from dspark_mlx.commands import calibrate as calibrate_command
 from dspark_mlx.commands import eval as eval_command
 from dspark_mlx.commands.rounds import Prompt, Round, accepted_length, play, read_prompts
+from dspark_mlx.drafter.calibration import read_calibration
 from dspark_mlx.drafter.load import load_drafter
 from dspark_mlx.engine import Engine
 from dspark_mlx.errors import UsageError
@@ -104,6 +106,41 @@ def test_calibration_lowers_the_error_on_rounds_it_did_not_see(tmp_path: Path) -
     assert len(kept["greedy"]["temperatures"]) == len(kept["greedy"]["offsets"]) == 3
     assert (tmp_path / "reliability.svg").read_text().startswith("<svg")
     assert "temperature" in calibrate_command.table(result)
+
+
+def test_how_decided_the_drafter_was_is_weighed_where_it_tells_more(tmp_path: Path) -> None:
+    def decided(count: int, seed: int, worth: float) -> list[Round]:
+        rng = np.random.default_rng(seed)
+        out = []
+        for _ in range(count):
+            odds, peaks = rng.normal(0.0, 1.0, (2, 3))
+            stood = rng.random(3) < 1 / (1 + np.exp(-0.4 * odds - worth * peaks))
+            told = 1 / (1 + np.exp(-odds))
+            accepted = int(np.logical_and.accumulate(stood).sum())
+            survival = tuple(map(float, np.cumprod(told)))
+            values, seen = tuple(map(float, told)), tuple(map(float, peaks))
+            out.append(Round("chat", 0.0, values, survival, 3, accepted, accepted + 1, seen))
+        return out
+
+    tested = decided(4000, 2, 1.2)
+    result = calibrate_command.calibrate(decided(4000, 1, 1.2), tested, 3)
+    part = result["greedy"]
+    assert part["peaks"][0] == pytest.approx(1.2, abs=0.3) and part["temperatures"][0] > 1.5
+    first = part["positions"][0]
+    assert first["auc_after"] > first["auc_before"] + 0.1
+    assert all(row["ece_after"] < 0.04 for row in part["positions"])
+    calibrate_command.write(tmp_path, result, tested)
+    kept = read_calibration(tmp_path, 3)
+    assert kept is not None and kept.greedy.peaks == tuple(part["peaks"])
+    # As the engine applies it.
+    logits = mx.array([[0.3, -1.0, 2.0]])
+    peaks = mx.array([[-0.5, 1.5, 0.0]])
+    for k, value in enumerate(mx.sigmoid(kept.apply(logits, [True], peaks))[0].tolist()):
+        x = logits[0, k].item() / part["temperatures"][k] + part["offsets"][k]
+        x += part["peaks"][k] * peaks[0, k].item()
+        assert value == pytest.approx(1 / (1 + np.exp(-x)), abs=1e-5)
+    nothing = calibrate_command.calibrate(decided(4000, 3, 0.0), decided(4000, 4, 0.0), 3)
+    assert max(nothing["greedy"]["peaks"]) < 0.1
 
 
 def test_greedy_and_sampled_replies_are_calibrated_apart() -> None:
