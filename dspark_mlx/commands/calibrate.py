@@ -3,7 +3,9 @@
 Plays held-out rounds, fits temperature and offset of every position (sequential
 temperature scaling, paper section 3.2.1) on one half of the prompts, reports the
 error on the other half, and writes ``calibration.json`` beside the checkpoint.
-Greedy and sampled replies accept by different rules and are fitted apart.
+A second fit first blends each confidence with how decided the drafter itself was at
+the slot, and is kept where that tells more. Greedy and sampled replies accept by
+different rules and are fitted apart.
 """
 
 from __future__ import annotations
