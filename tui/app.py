@@ -191,7 +191,8 @@ class ChatApp(App[None]):
             elif isinstance(event, Notice):
                 self.notify(event.message, markup=False)
         if self._load_next is not None and not self.live.active:
-            self.load(self._load_next)
+            model, self._load_next = self._load_next, None
+            self.load(model)  # once: it may have gone since it was chosen
         try:
             if events:
                 await self.chat.take(events)

@@ -82,11 +82,13 @@ def _fit(
     fitted: Sequence[Round], tested: Sequence[Round], block: int, offsets: bool
 ) -> dict[str, Any]:
     drafted = {"temperatures": [1.0] * block, "offsets": [0.0] * block, "peaks": [0.0] * block}
-    # What was learned on one half is kept if it holds on the other.
+    # What was learned on one half is kept if it holds on the other: survivals are more
+    # honest than as drafted, and tell more than any kept before.
     scale, rows = drafted, _judge(tested, block, drafted)
     for found in _scales(fitted, block, offsets):
         judged = _judge(tested, block, found)
-        if _better(judged, rows):
+        honest = _total(judged, "ece_after") < _total(judged, "ece_before")
+        if honest and _total(judged, "loss_after") < _total(rows, "loss_after"):
             scale, rows = found, judged
     return {
         **scale,
@@ -126,15 +128,8 @@ def _scales(rounds: Sequence[Round], block: int, offsets: bool) -> Iterator[dict
     }
 
 
-def _better(judged: Sequence[dict[str, Any]], than: Sequence[dict[str, Any]]) -> bool:
-    """Whether survivals are more honest, or tell more at about the same honesty."""
-
-    def total(rows: Sequence[dict[str, Any]], name: str) -> float:
-        return float(sum(row[name] for row in rows))
-
-    gained = total(than, "loss_after") - total(judged, "loss_after")
-    honest = total(judged, "ece_after") < total(than, "ece_after")
-    return gained > 0.0 and (honest or gained > 0.01 * total(than, "loss_after"))
+def _total(rows: Sequence[dict[str, Any]], name: str) -> float:
+    return float(sum(row[name] for row in rows))
 
 
 def _judge(rounds: Sequence[Round], block: int, scale: dict[str, Any]) -> list[dict[str, Any]]:

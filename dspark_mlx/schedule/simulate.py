@@ -115,13 +115,14 @@ def simulate(
         widest, most = max(schedule.lengths), max(drafted)
         count = len(active)
         drafting = sum(1 for n in drafted if n)
-        step = world.seconds(count, widest + 1, max(v.context for v in views)) + world.overhead
-        if slowdown is not None:
-            step *= slowdown(len(result.widths), widest)
+        context = max(v.context for v in views)
         overlapped = plan.plain_ahead > 0 and not any(drafted)
         if overlapped:
-            whole = world.seconds(count, 1, max(v.context for v in views)) + world.overhead
-            step *= world.plain(count, max(v.context for v in views)) / whole
+            step = world.plain(count, context)
+        else:
+            step = world.seconds(count, widest + 1, context) + world.overhead
+        if slowdown is not None:
+            step *= slowdown(len(result.widths), widest)
         draft = float(world.drafts(method, drafting, most)[most]) + world.look * look
         shake = float(np.exp(jitter * rng.normal())) if jitter else 1.0
         seconds = (step + draft) * shake

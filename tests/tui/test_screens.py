@@ -382,3 +382,23 @@ async def test_a_crash_goes_to_the_log_and_one_line_to_the_terminal(chat, tmp_pa
     assert app is not None and "crashed" in app.crash and "chat.log" in app.crash
     log = next(tmp_path.rglob("chat.log")).read_text()
     assert "ZeroDivisionError" in log
+
+
+async def test_a_model_that_went_while_it_waited_is_told_once(chat, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    backend = ScriptedBackend(["word " * 60])
+    backend.hold_after = 2
+    async with chat(backend) as c:
+        await c.say("One", wait=False)
+        await c.until(lambda: backend.hold)
+        assert c.app.load(str(folder))
+        (folder / "config.json").unlink()
+        folder.rmdir()
+        backend.hold = False
+        await c.until(lambda: not c.conversation.active)
+        await c.until(lambda: c.told("there is no folder"))
+        await c.pilot.pause(0.5)
+        notices = [n for n in c.app._notifications if "there is no folder" in n.message]
+        assert len(notices) == 1
