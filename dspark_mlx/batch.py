@@ -16,6 +16,7 @@ from .propose import Draft, DraftRow, Proposer
 from .reply import Reply
 from .request import Status
 from .rows import Rows
+from .taps import Begin
 from .target import Target
 
 
@@ -106,17 +107,24 @@ class Batch:
             parts.append((mine, proposer.propose(rows)))
         return Draft.together(parts, len(self.replies)) if parts else None
 
-    def forward(self, draft: Draft | None, width: int) -> tuple[mx.array, mx.array | None]:
-        """The target on ``[anchor, x_1..x_width]`` of every row: logits and features, lazy."""
+    def forward(
+        self, draft: Draft | None, width: int, begin: Begin | None = None
+    ) -> tuple[mx.array, mx.array | None]:
+        """The target on ``[anchor, x_1..x_width]`` of every row: logits and features, lazy.
+
+        ``begin`` as in ``Target.forward``.
+        """
         tokens = mx.array([[reply.anchor] for reply in self.replies], dtype=mx.int32)
         if width and draft is not None:
             tokens = mx.concatenate([tokens, draft.tokens[:, :width]], axis=1)
-        return self.forward_tokens(tokens)
+        return self.forward_tokens(tokens, begin)
 
-    def forward_tokens(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
+    def forward_tokens(
+        self, tokens: mx.array, begin: Begin | None = None
+    ) -> tuple[mx.array, mx.array | None]:
         """The target on ``tokens (B, W)``, behind what the rows hold."""
         assert self.rows is not None
-        return self._target.forward(tokens, self.rows, self.taps)
+        return self._target.forward(tokens, self.rows, self.taps, begin)
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -9,6 +9,7 @@ provides for those who are on another. Requests wait and are prefilled in
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -183,11 +184,17 @@ class Engine:
         plan = self.policy.plan(views)
         self._plain_rounds = plan.plain_ahead if not any(plan.widths) else 0
         draft = self.batch.draft(plan.widths)
-        confidence = self._look(draft, clock) if plan.look and draft else None
+        confidence = None
+        if draft is not None:
+            if plan.look:
+                confidence = self._look(draft, clock)
+            else:
+                _begin(clock, draft.tokens, draft.confidence)
         counts = draft.counts if draft else (0,) * len(views)
         schedule = self.policy.schedule(views, counts, confidence)
         with clock.model():
-            logits, features = self.batch.forward(draft, max(schedule.lengths))
+            width, begin = max(schedule.lengths), functools.partial(_begin, clock)
+            logits, features = self.batch.forward(draft, width, begin)
         specs = [
             self._spec(reply, draft.q[r] if draft else None, schedule.lengths[r])
             for r, reply in enumerate(self.batch.replies)
@@ -211,14 +218,12 @@ class Engine:
             dataclasses.replace(view, context=view.context + 1, remaining=view.remaining - 1)
             for view in flight.views
         )
-        with clock.handover():
-            mx.async_eval(flight.arrays)
+        _begin(clock, flight.arrays)
         with clock.model():
             logits, features = self.batch.forward_tokens(flight.verdict.token[:, None])
         verdict = verify(None, logits, [self._spec(reply, None, 0, 1) for reply in replies])
         ahead = Flight(views, None, flight.schedule, verdict, features, early=True)
-        with clock.handover():
-            mx.async_eval(ahead.arrays)
+        _begin(clock, ahead.arrays)
         return ahead
 
     def _call_back(self) -> None:
@@ -365,3 +370,9 @@ class Engine:
             history=history,
             sampler=reply.sampler,
         )
+
+
+def _begin(clock: RoundClock, *arrays: Any) -> None:
+    """Have the device begin on ``arrays`` while the host goes on building what follows."""
+    with clock.handover():
+        mx.async_eval(*arrays)

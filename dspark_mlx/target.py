@@ -2,15 +2,12 @@
 
 Runs the model through its own ``__call__``, never a copy of it, so that
 embedding scales, soft caps and masks are the model's own. Chosen decoder layers
-are *tapped* for the time of one call by giving them a subclass that records
-their output; parameters and module tree stay as they are.
+are *tapped* for the time of one call (``taps``).
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -20,8 +17,7 @@ from mlx_lm.utils import dequantize_model
 
 from .errors import DsparkError, ModelError
 from .rows import Rows, RowsFactory
-
-EMBEDDING = -1  # the tap that stands for the input of the first layer
+from .taps import EMBEDDING, Begin, record, watched
 
 
 class Target:
@@ -85,20 +81,23 @@ class Target:
         return self.factory.make()
 
     def forward(
-        self, tokens: mx.array, rows: Rows, taps: Sequence[int] = ()
+        self, tokens: mx.array, rows: Rows, taps: Sequence[int] = (), begin: Begin | None = None
     ) -> tuple[mx.array, mx.array | None]:
         """One call of the model on ``tokens (B, L)``, appended to ``rows``.
 
         Returns logits ``(B, L, V)`` and, with ``taps``, features
         ``(B, L, len(taps) * H)``: the raw outputs of those decoder layers
         (-1: what enters the first), concatenated in that order. Both lazy:
-        logits that nobody evaluates are never computed. The caller rolls
-        ``rows`` back to what it keeps before the next call.
+        logits that nobody evaluates are never computed. ``begin`` is given hidden
+        states on the way, for the device to begin on (``mx.async_eval``). The
+        caller rolls ``rows`` back to what it keeps before the next call.
         """
-        if not taps:
+        if not taps and begin is None:
             return self.model(tokens, cache=rows.layers), None
-        with record(self.layers, taps) as seen:
+        with record(self.layers, taps, begin) as seen:
             logits = self.model(tokens, cache=rows.layers)
+        if not taps:
+            return logits, None
         return logits, mx.concatenate([seen[i] for i in taps], axis=-1)
 
     def forward_training(
@@ -111,7 +110,7 @@ class Target:
         distribution is made from.
         """
         finals: list[mx.array] = []
-        with record(self.layers, taps) as seen, _tapped(self.norm, finals.append):
+        with record(self.layers, taps) as seen, watched(self.norm, finals.append):
             logits = self.model(tokens)
         return logits, mx.concatenate([seen[i] for i in taps], axis=-1), finals[-1]
 
@@ -136,7 +135,7 @@ class Target:
             first, features = self.forward(tokens[:, :9], rows, taps)
             rows.roll_back([9])
             ragged = self._ragged(rows, tokens)
-            second, _ = self.forward(tokens[:, 9:], rows, taps)
+            second, _ = self.forward(tokens[:, 9:], rows, taps, begin=mx.async_eval)
             mx.eval(first, second, *([] if features is None else [features]))
         except DsparkError:
             raise
@@ -180,65 +179,6 @@ class Target:
             return 0.0
         self.forward(mx.array([[0, 1]]), rows)
         return sum(part.nbytes / part.shape[2] for part in rows.arrays)
-
-
-@contextmanager
-def record(layers: Sequence[nn.Module], taps: Sequence[int]) -> Iterator[dict[int, mx.array]]:
-    """While open, keep the outputs of ``layers[i]`` for each tap i (-1: the input of layer 0)."""
-    seen: dict[int, mx.array] = {}
-    wanted: dict[int, list[int]] = {}
-    for tap in taps:
-        wanted.setdefault(max(tap, 0), []).append(tap)
-
-    def recorder(index: int) -> Callable[[Any, Any], None]:
-        kinds = wanted[index]
-
-        def keep(x: Any, out: Any) -> None:
-            if EMBEDDING in kinds:
-                seen[EMBEDDING] = x
-            if index in kinds:
-                seen[index] = out[0] if isinstance(out, tuple) else out
-
-        return keep
-
-    undo = [_attach(layers[i], recorder(i)) for i in wanted]
-    try:
-        yield seen
-    finally:
-        for detach in undo:
-            detach()
-
-
-@contextmanager
-def _tapped(module: nn.Module, keep: Callable[[mx.array], None]) -> Iterator[None]:
-    detach = _attach(module, lambda x, out: keep(out))
-    try:
-        yield
-    finally:
-        detach()
-
-
-def _attach(module: nn.Module, keep: Callable[[Any, Any], None]) -> Callable[[], None]:
-    """Have ``keep(input, output)`` called at each call of ``module``; returns the undo."""
-    original = type(module)
-    object.__setattr__(module, "_keep", keep)
-    object.__setattr__(module, "__class__", _recording(original))
-
-    def detach() -> None:
-        object.__setattr__(module, "__class__", original)
-        object.__delattr__(module, "_keep")
-
-    return detach
-
-
-@functools.cache
-def _recording(original: type) -> type:
-    def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        out = original.__call__(self, x, *args, **kwargs)
-        self._keep(x, out)
-        return out
-
-    return type(f"Tapped{original.__name__}", (original,), {"__call__": call})
 
 
 def to_float(model: nn.Module, dtype: mx.Dtype) -> nn.Module:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
+from .grid import Shape
+
+EVEN_ROUNDS = 12
 FIT_ROUNDS = 8
 SURE = 0.75  # share of the passes in which a longer step must have been the faster one
 LEAST = 3  # passes that can show it
@@ -18,15 +22,40 @@ def typical(samples: Sequence[float]) -> float:
     return median(sorted(samples)[: (len(samples) + 1) // 2])
 
 
+def evened(samples: Mapping[Shape, Sequence[float]]) -> dict[Shape, list[float]]:
+    """``samples`` of one site as if the machine had been as fast in every pass.
+
+    Clock speeds wander by more, from pass to pass, than the shapes compared within
+    one differ. A pass's speed is the median of its samples against the medians of
+    their shapes (median polish); what is typical of the passes becomes that of all.
+    Shapes that were added later have fewer samples; the last passes had them all.
+    """
+    logs = {shape: [math.log(x) for x in reversed(xs)] for shape, xs in samples.items()}
+    passes = range(max(map(len, logs.values()), default=0))
+    level = [0.0] * len(passes)
+    for _ in range(EVEN_ROUNDS):
+        usual = {
+            shape: median(x - level[i] for i, x in enumerate(xs)) for shape, xs in logs.items()
+        }
+        level = [median(xs[i] - usual[s] for s, xs in logs.items() if i < len(xs)) for i in passes]
+    if not level:
+        return {}
+    speed = math.log(typical([math.exp(x) for x in level]))
+    return {
+        shape: [math.exp(x - level[i] + speed) for i, x in enumerate(xs)][::-1]
+        for shape, xs in logs.items()
+    }
+
+
 def fit(samples: Samples) -> dict[int, dict[int, float]]:
-    """Prices ``[rows][size]`` near what is typical, without what noise alone would explain.
+    """Prices ``[rows][size]`` near the median, without what noise alone would explain.
 
     More tokens, and more rows, never cost less, except where most passes agree
     that they do: matrix kernels may be faster at a multiple of their tile.
     What is left between such steps is evened out (pool adjacent violators, along
     sizes and rows in turn until both hold); stairs stay stairs.
     """
-    fitted = {r: {n: typical(p[n]) for n in sorted(p)} for r, p in sorted(samples.items())}
+    fitted = {r: {n: median(p[n]) for n in sorted(p)} for r, p in sorted(samples.items())}
     drops = {r: _drops(p) for r, p in samples.items()}
     sizes = sorted({size for points in fitted.values() for size in points})
     for _ in range(FIT_ROUNDS):
@@ -47,7 +76,7 @@ def _drops(points: dict[int, list[float]]) -> list[int]:
         # Sizes that were added later have fewer samples; the last passes had them all.
         pairs = list(zip(reversed(before), reversed(after), strict=False))
         faster = sum(b > a for b, a in pairs)
-        if len(pairs) >= LEAST and faster >= SURE * len(pairs) and typical(after) < typical(before):
+        if len(pairs) >= LEAST and faster >= SURE * len(pairs) and median(after) < median(before):
             found.append(i)
     return found
 

@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import TypeAlias
 
 import mlx.core as mx
 
 from ..engine import Engine
-from ..events import Loading, Notice, StepDone
+from ..events import Event, Loading, Notice, StepDone
 from ..propose import Proposer
 from ..request import Request
-from ..schedule import Off, Plan, Policy, RowView, make_policy
+from ..schedule import Policy, make_policy
 from ..schedule.cost import CostKey, CostModel
 from ..sources.store import check_cancel
-from .fit import Samples, fit
+from .fit import Samples, evened, fit
 from .grid import DEEP, SHALLOW, Shape, grid
 from .site import Site
 from .store import device_name
+from .turns import TURN, Turns
 
 Report: TypeAlias = Callable[[Loading | Notice], None]
 Clock: TypeAlias = Callable[[], float]
 
 PASSES, LEAST_PASSES = 9, 3  # samples of a shape, its first run (kernels compile) not counted
+FINE_PASSES = 15  # samples of a shape of one row
+COARSE, FINE = 0.65, 0.9  # of the budget, spent when all shapes, and those of one row, are done
 LOOKS = 9  # rounds with and without a look
-HOST_ROUNDS = 6
+HOST_ROUNDS = 7
+OVERLAP_TURNS = 4, 16  # least and most turns of plain rounds, alone and begun ahead
+OVERLAP_SHARE = 0.15  # of the budget, for those beyond the least
 
 
 class Profiler:
@@ -58,12 +63,11 @@ class Profiler:
 
     def run(self, key: CostKey | None) -> CostModel:
         try:
-            shapes = self._choose()
-            while self._fewest(shapes) < PASSES:
-                enough = self._fewest(shapes) >= LEAST_PASSES
-                if enough and self._spent() + self._ahead(shapes) > self.budget:
-                    break
-                self._pass(shapes)
+            shapes = self._choose(COARSE * self.budget)
+            self._repeat(shapes, PASSES, COARSE * self.budget)
+            # Chats are one row, and what pays there is decided by a few percent.
+            alone = [s for s in shapes if (s.context, s.rows) == (SHALLOW, 1)]
+            self._repeat(alone, FINE_PASSES, FINE * self.budget)
             look = self._price_of_a_look()
             overhead = self._overhead()
             overlap = self._overlap()
@@ -74,8 +78,19 @@ class Profiler:
         self._say(1.0)
         return self._cost(overhead=overhead, look=look, overlap=overlap, key=key)
 
-    def _choose(self) -> list[Shape]:
-        """The levels that fit into the budget; the first is measured whatever it costs."""
+    def _repeat(self, shapes: Sequence[Shape], passes: int, until: float) -> None:
+        """Passes over ``shapes`` till each has ``passes`` samples, or ``until`` seconds are spent.
+
+        A few are made in any case.
+        """
+        while self._fewest(shapes) < passes:
+            enough = self._fewest(shapes) >= LEAST_PASSES
+            if enough and self._spent() + self._ahead(shapes) > until:
+                break
+            self._pass(shapes)
+
+    def _choose(self, budget: float) -> list[Shape]:
+        """The levels that fit into ``budget``; the first is measured whatever it costs."""
         contexts = [SHALLOW, DEEP]
         limit = self.engine.intake.context_limit
         if limit:
@@ -89,7 +104,7 @@ class Profiler:
         for level in levels:
             ahead = self._ahead(chosen) * (LEAST_PASSES - 1)
             ahead += self._ahead(level) * (LEAST_PASSES + 1)
-            if self._spent() + ahead > self.budget:
+            if self._spent() + ahead > budget:
                 break
             self._pass(level)
             chosen += level
@@ -152,18 +167,22 @@ class Profiler:
 
     def _overhead(self) -> float:
         """Median host seconds of real rounds: committing, reporting, rolling back."""
-        return self._rounds(make_policy("fixed"), lambda step: step.host_seconds)
+        found: list[float] = []
+        for events in self._rounds(make_policy("fixed"), HOST_ROUNDS):
+            found += [e.host_seconds for e in events if isinstance(e, StepDone)]
+        return median(found[1:] or found)
 
     def _overlap(self) -> float:
-        """Median seconds of a plain round in which the device has nothing to do yet, or no more.
+        """Median seconds that a plain round saves where it is begun before the last was read."""
+        turns, (least, most) = Turns(), OVERLAP_TURNS
+        one = self._cost().seconds(1, 1, SHALLOW)
+        count = min(max(int(OVERLAP_SHARE * self.budget / (TURN * one)), least), most)
+        for _ in self._rounds(turns, count * TURN):
+            pass
+        return turns.saved
 
-        All but the wait for it: a round that is begun before the last was read has them
-        done meanwhile.
-        """
-        return self._rounds(_Alone(), lambda step: step.round_seconds - step.verify_seconds)
-
-    def _rounds(self, policy: Policy, of: Callable[[StepDone], float]) -> float:
-        """The median of a number ``of`` real rounds of one row."""
+    def _rounds(self, policy: Policy, count: int) -> Iterator[Sequence[Event]]:
+        """The events of ``count`` real rounds of one row, round by round."""
         old = self.engine
         engine = Engine(
             old.target,
@@ -175,14 +194,14 @@ class Profiler:
             reuse=False,
         )
         tokens = tuple(1 + k % 4 for k in range(16))
-        engine.submit(Request("profile", tokens=tokens, max_tokens=64, ignore_eos=True))
-        found: list[float] = []
-        while engine.active and len(found) < HOST_ROUNDS:
+        engine.submit(Request("profile", tokens=tokens, max_tokens=count, ignore_eos=True))
+        for _ in range(count):
+            if not engine.active:
+                break
             check_cancel(self._cancel)
-            found += [of(e) for e in engine.step() if isinstance(e, StepDone)]
+            yield engine.step()
             self._say()
         engine.abandon("profiled")
-        return median(found[1:] or found)
 
     def _cost(
         self,
@@ -193,11 +212,16 @@ class Profiler:
     ) -> CostModel:
         step: dict[int, Samples] = {}
         draft: dict[str, Samples] = {}
+        sites: dict[tuple[int, int], dict[Shape, list[float]]] = {}
         for shape, first in self._first.items():
+            here = sites.setdefault((shape.context, shape.rows), {})
+            here[shape] = self._samples.get(shape) or [first]
+        samples = [item for here in sites.values() for item in evened(here).items()]
+        for shape, seconds in samples:
             table = draft.setdefault(shape.method, {}) if shape.method else None
             if table is None:
                 table = step.setdefault(shape.context, {})
-            table.setdefault(shape.rows, {})[shape.size] = self._samples.get(shape) or [first]
+            table.setdefault(shape.rows, {})[shape.size] = seconds
         steps = {context: fit(by_rows) for context, by_rows in step.items()}
         drafts = {method: fit(by_rows) for method, by_rows in draft.items()}
         return CostModel(steps, drafts, overhead=overhead, look=look, overlap=overlap, key=key)
@@ -214,13 +238,6 @@ class Profiler:
         if percent > self._told:
             self._told = percent
             self._report(Loading("profile", percent, 100, self._device))
-
-
-class _Alone(Off):
-    """Plain rounds, each read before the next is begun."""
-
-    def plan(self, rows: Sequence[RowView]) -> Plan:
-        return Plan(widths=(0,) * len(rows), look=False)
 
 
 def _price(cost: CostModel, shape: Shape) -> float:

@@ -71,6 +71,8 @@ class Site:
         if look:
             mx.eval(draft.tokens, draft.confidence)
             draft.confidence_rows()
+        else:
+            mx.async_eval(draft.tokens, draft.confidence)  # type: ignore[no-untyped-call]
         anchors = mx.full((self.rows, 1), 1, dtype=mx.int32)
         tokens = mx.concatenate([anchors, draft.tokens[:, :width]], axis=1)
         self._step(tokens, [draft.tokens, draft.confidence], draft)
@@ -98,7 +100,9 @@ class Site:
     def _step(self, tokens: mx.array, waiting: list[mx.array], draft: Draft | None = None) -> None:
         """As the engine verifies: forward, choice, features to the proposers, rollback."""
         width = tokens.shape[1]
-        logits, features = self._target.forward(tokens, self._cache, self._taps)
+        logits, features = self._target.forward(
+            tokens, self._cache, self._taps, begin=mx.async_eval
+        )
         specs = [RowSpec(_GREEDY, self.context, width - 1)] * self.rows
         verdict = verify(tokens[:, 1:] if width > 1 else None, logits, specs)
         waiting = [*waiting, verdict.accepted, verdict.token, *self._cache.arrays]

@@ -41,6 +41,8 @@ BOUND = math.log(8.0)
 ODD = 0.5  # most that one round counts in what is particular to a shape
 FADE = 40.0  # rounds after which that counts 1/e
 SLOWEST = 0.03  # least share of a new residual in what is known of its shape
+USUAL = math.log(1.2)  # most that a profile is taken to be wrong about one shape for good
+USUAL_SHARE = 0.05  # of a new residual in that, at least
 
 
 class _Shapes:
@@ -53,11 +55,38 @@ class _Shapes:
         self.log = np.zeros((2, WIDEST))
         self.seen = np.zeros((2, WIDEST))
         self.when = np.zeros((2, WIDEST))
+        self.usual = np.zeros((2, WIDEST))
+        self.often = np.zeros((2, WIDEST))
 
     def at(self, now: int, widths: int) -> Floats:
-        """``(2, widths)``, fading since each shape was last seen."""
+        """``(2, widths)``, fading since each shape was last seen, but for what is usual."""
         fade = np.exp((self.when[:, :widths] - now) / FADE)
-        return np.asarray(self.log[:, :widths] * fade)
+        return np.asarray(self.log[:, :widths] * fade + self.usual[:, :widths])
+
+    def particular(self, at: tuple[int, int], now: int) -> float:
+        """What is known of one shape beside what is usual."""
+        return float(self.log[at]) * math.exp((float(self.when[at]) - now) / FADE)
+
+    def learn(
+        self, at: tuple[int, int], now: int, known: float, residual: float, usual: bool
+    ) -> None:
+        """One round of a shape of which ``known`` was known left ``residual`` unexplained.
+
+        ``usual``: whether the device is about as fast as when it was profiled.
+        """
+        seen = float(self.seen[at])
+        known += max(SLOWEST, 1.0 / (seen + 4.0)) * residual
+        self.log[at] = min(max(known, -BOUND), BOUND)
+        self.seen[at], self.when[at] = seen + 1.0, now
+        if usual:
+            often = float(self.often[at])
+            wrong = float(self.usual[at]) + max(USUAL_SHARE, 1.0 / (often + 4.0)) * residual
+            self.usual[at] = min(max(wrong, -USUAL), USUAL)
+            self.often[at] = often + 1.0
+
+    def forget(self) -> None:
+        """Another state of the device: what the profile is usually wrong by still holds."""
+        self.log[:] = self.seen[:] = 0.0
 
 
 class OnlineCorrection:
@@ -89,7 +118,9 @@ class OnlineCorrection:
             return
         ratio = min(max(math.log(measured / predicted), -BOUND), BOUND)
         at = int(look), width - 1
-        known = self._particular(rows, at)
+        shapes = self._shapes.setdefault(rows, _Shapes())
+        ratio -= float(shapes.usual[at])
+        known = shapes.particular(at, self._count)
         shape = look * WIDEST + width - 1
         moved = self._moved(_row(rows), shape, ratio)
         i = self._count % WINDOW
@@ -101,15 +132,11 @@ class OnlineCorrection:
             self._forget()
             known = 0.0
         level = self._overall()
-        self._off = level + known
+        self._off = level + known + float(shapes.usual[at])
         if width == 1:
             self._plain[rows] = self._count
-        shapes = self._shapes.setdefault(rows, _Shapes())
-        share = max(SLOWEST, 1.0 / (float(shapes.seen[at]) + 4.0))
-        known += share * min(max(ratio - level - known, -ODD), ODD)
-        shapes.log[at] = min(max(known, -BOUND), BOUND)
-        shapes.seen[at] += 1.0
-        shapes.when[at] = self._count
+        residual = min(max(ratio - level - known, -ODD), ODD)
+        shapes.learn(at, self._count, known, residual, usual=abs(level) < FAR)
 
     def _moved(self, row: int, shape: int, ratio: float) -> bool:
         """Whether the last rounds all left what their shapes took before."""
@@ -119,13 +146,6 @@ class OnlineCorrection:
             self._jumps.append(ratio - median((self._log[:live] + self._known[:live])[same]))
         return len(self._jumps) >= JUMPS - 1 and abs(median(self._jumps)) > MOVED
 
-    def _particular(self, rows: int, at: tuple[int, int]) -> float:
-        shapes = self._shapes.get(rows)
-        if shapes is None:
-            return 0.0
-        age = float(shapes.when[at]) - self._count
-        return float(shapes.log[at]) * math.exp(age / FADE)
-
     def _overall(self) -> float:
         """The level of the last rounds, whatever their shapes."""
         order = self._log[: self._live].argsort()
@@ -134,7 +154,8 @@ class OnlineCorrection:
     def _forget(self) -> None:
         """Another state of the device: only the rounds that showed it still count."""
         self.moves += 1
-        self._shapes.clear()
+        for shapes in self._shapes.values():
+            shapes.forget()
         self._log += self._known
         self._known[:] = 0.0
         middle = median(self._jumps)

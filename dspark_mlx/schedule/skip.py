@@ -23,13 +23,13 @@ from .policy import RowView
 
 MARGIN = 0.02  # how much better drafting must look before it is taken up again
 SURE = 1.1  # so many times plain decoding is no longer in doubt
-SHARE = 0.007  # of all time, most that drafting may lose while it is in doubt
-CREDIT = 1.5  # plain rounds that may be lost before any were earned
+SHARE = 0.008  # of all time, most that drafting may lose while it is in doubt
+CREDIT = 2.0  # plain rounds that may be lost before any were earned
 FRESH = 0.75  # plain rounds of that which new replies may lose once more: theirs is another text
 KEPT = 5.0  # plain rounds won that are kept to be risked later: the next text may be another
 AHEAD = 10  # plain rounds promised at most: a load that ends must show within 15
 RECENT = 12.0  # drafting rounds that show whether the forecast holds
-PAUSE = 6  # rounds between probes at least
+PAUSE = 2  # rounds between probes at least
 
 
 class Choice(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from decoding import (
     ScriptProposer,
+    dspark,
     make_engine,
     plain_text,
     request,
@@ -38,6 +39,7 @@ from toys import MODELS, _lively, hybrid_toy, llama_toy, prompt, qwen3_toy
 from dspark_mlx.drafter.pairing import check_pairing
 from dspark_mlx.errors import CacheError, DsparkError, ModelError, PairingError
 from dspark_mlx.propose import LookupProposer
+from dspark_mlx.taps import BEGIN_EVERY
 from dspark_mlx.target import Target
 
 SHAPE: dict[str, Any] = {
@@ -108,6 +110,45 @@ def test_taps_are_the_raw_outputs_of_their_layers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_work_on_the_first_layers_begins_before_the_last_are_built(kind: str) -> None:
+    target = toy_target(kind)
+    tokens = mx.array([prompt(10)])
+    states = by_hand(target.model, tokens)
+    for taps in ((), (0,), (-1, 1)):
+        begun: list[mx.array] = []
+        logits, features = target.forward(tokens, target.make_rows(), taps, begin=begun.append)
+        assert len(begun) == -(-target.num_layers // BEGIN_EVERY)
+        for n, hidden in enumerate(begun):
+            wanted = np.array(states[n * BEGIN_EVERY + 1])
+            assert np.array(hidden) == pytest.approx(wanted, abs=1e-4)
+        plain, same = target.forward(tokens, target.make_rows(), taps)
+        assert np.array_equal(np.array(logits), np.array(plain))
+        if features is None or same is None:
+            assert features is same is None
+        else:
+            assert np.array_equal(np.array(features), np.array(same))
+    assert not any("_keeps" in vars(layer) for layer in target.layers)
+
+
+def test_a_draft_and_its_verification_are_begun_while_the_rest_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the device waits for the host in every round that drafts."""
+    order: list[str] = []
+    begin, wait = mx.async_eval, mx.eval
+    monkeypatch.setattr(mx, "async_eval", lambda *a: (order.append("begin"), begin(*a)))
+    monkeypatch.setattr(mx, "eval", lambda *a: (order.append("wait"), wait(*a)))
+    target = toy_target()
+    engine = make_engine(target, [dspark(target)])
+    engine.submit(request())
+    engine.step()
+    order.clear()
+    engine.step()
+    layers = -(-target.num_layers // BEGIN_EVERY)
+    assert order == ["begin"] * (1 + layers) + ["wait"], "the draft, then layers; one wait at last"
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_tapping_leaves_the_model_as_it_was(kind: str) -> None:
     target = toy_target(kind)
     names = [name for name, _ in tree_flatten(target.model.parameters())]
@@ -115,7 +156,7 @@ def test_tapping_leaves_the_model_as_it_was(kind: str) -> None:
     target.forward(mx.array([[1, 2, 3]]), target.make_rows(), (-1, 0, 1))
     assert [name for name, _ in tree_flatten(target.model.parameters())] == names
     assert [type(layer) for layer in target.layers] == classes
-    assert not any("_keep" in vars(layer) for layer in target.layers)
+    assert not any("_keeps" in vars(layer) for layer in target.layers)
 
     class Fails(nn.Module):
         def __call__(self, *args: Any, **kwargs: Any) -> mx.array:

@@ -203,8 +203,20 @@ def test_what_was_particular_under_load_does_not_outlast_it(visited):
     feed(correction, 80, lambda w: 1.2 + 0.2 * w, widths=(1, 3, 3, 8))
     feed(correction, 15, 1.0, widths=visited)
     for look in (False, True):
-        assert correction.factors(1, 7, look) == pytest.approx(1.0, rel=0.02)
+        assert correction.factors(1, 7, look) == pytest.approx(1.0, rel=0.03)
     assert correction.moves >= 2
+
+
+def test_what_a_profile_is_wrong_by_outlasts_another_state_of_the_device():
+    """A machine whose speed wanders must not unlearn it each time; a load must not teach it."""
+    correction, wrong = OnlineCorrection(), {1: 1.0, 3: 0.9, 8: 1.1}
+    feed(correction, 60, lambda w: wrong[w], widths=(1, 3, 8))
+    feed(correction, 12, lambda w: 1.2 * wrong[w], widths=(1,))
+    feed(correction, 12, lambda w: wrong[w], widths=(1,))
+    assert correction.moves == 2
+    factors = correction.factors(1, 7, False)
+    assert factors[7] / factors[0] == pytest.approx(1.1, rel=0.05)
+    assert factors[2] / factors[0] == pytest.approx(0.9, rel=0.05)
 
 
 def test_noise_does_not_count_as_another_state_of_the_device():

@@ -1,0 +1,93 @@
+"""Layers of a model that are watched while it runs: their outputs kept, or work on them begun.
+
+A watched layer gets a subclass that calls its own ``__call__`` and passes on what
+went in and came out; parameters and module tree stay as they are, and the class
+is put back when the watch ends. Knows nothing of targets or caches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+EMBEDDING = -1  # the tap that stands for the input of the first layer
+BEGIN_EVERY = 2  # layers handed to the device at a time
+
+Begin = Callable[[mx.array], None]
+Keep = Callable[[Any, Any], None]
+
+
+@contextmanager
+def record(
+    layers: Sequence[nn.Module], taps: Sequence[int], begin: Begin | None = None
+) -> Iterator[dict[int, mx.array]]:
+    """While open, keep the outputs of ``layers[i]`` for each tap i (-1: the input of layer 0).
+
+    A lazy backend builds the graph of the whole model before it computes any of
+    it. With ``begin``, called with the output of every ``BEGIN_EVERY``-th layer,
+    the device works on the first layers while the host still builds the others.
+    """
+    seen: dict[int, mx.array] = {}
+    wanted: dict[int, list[Keep]] = {}
+    for tap in dict.fromkeys(taps):
+        wanted.setdefault(max(tap, 0), []).append(_keeper(seen, tap))
+    if begin is not None:
+        for i in range(0, len(layers), BEGIN_EVERY):
+            wanted.setdefault(i, []).append(lambda x, out: begin(_hidden(out)))
+    undo = [_attach(layers[i], keeps) for i, keeps in wanted.items()]
+    try:
+        yield seen
+    finally:
+        for detach in reversed(undo):
+            detach()
+
+
+@contextmanager
+def watched(module: nn.Module, keep: Callable[[mx.array], None]) -> Iterator[None]:
+    """While open, pass each output of ``module`` on to ``keep``."""
+    detach = _attach(module, [lambda x, out: keep(out)])
+    try:
+        yield
+    finally:
+        detach()
+
+
+def _keeper(seen: dict[int, mx.array], tap: int) -> Keep:
+    def keep(x: Any, out: Any) -> None:
+        seen[tap] = x if tap == EMBEDDING else _hidden(out)
+
+    return keep
+
+
+def _hidden(out: Any) -> mx.array:
+    """A layer's hidden states; some layers return more beside them."""
+    return out[0] if isinstance(out, tuple) else out
+
+
+def _attach(module: nn.Module, keeps: Sequence[Keep]) -> Callable[[], None]:
+    """Have each of ``keeps`` called with (input, output) of ``module``; returns the undo."""
+    original = type(module)
+    object.__setattr__(module, "_keeps", keeps)
+    object.__setattr__(module, "__class__", _recording(original))
+
+    def detach() -> None:
+        object.__setattr__(module, "__class__", original)
+        object.__delattr__(module, "_keeps")
+
+    return detach
+
+
+@functools.cache
+def _recording(original: type) -> type:
+    def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original.__call__(self, x, *args, **kwargs)
+        for keep in self._keeps:
+            keep(x, out)
+        return out
+
+    return type(f"Tapped{original.__name__}", (original,), {"__call__": call})
