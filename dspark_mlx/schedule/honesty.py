@@ -24,7 +24,7 @@ SHIFT = (-4.0, 2.0)
 FORGET = 0.99
 PRIOR = 4.0  # how much curvature the start counts for
 CAUTIOUS = (0.7, -0.5)  # slope and shift of a confidence nobody calibrated
-RATE = 0.6  # acceptance of a proposer that was never seen
+RATE = 0.5  # acceptance of a proposer that was never seen
 RATE_WEIGHT = 3.0
 
 
