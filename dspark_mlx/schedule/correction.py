@@ -103,6 +103,7 @@ class OnlineCorrection:
         self._known = np.zeros(WINDOW)  # and that
         self._rows = np.zeros(WINDOW, dtype=np.int64)
         self._shape = np.zeros(WINDOW, dtype=np.int64)  # its place in NEAR
+        self._ages: Floats = np.zeros(0)
         self._count = 0
         self._shapes: dict[int, _Shapes] = {}
         self._plain: dict[int, int] = {}
@@ -131,6 +132,7 @@ class OnlineCorrection:
         if moved:
             self._forget()
             known = 0.0
+        self._ages = self._aged()
         level = self._overall()
         self._off = level + known + float(shapes.usual[at])
         if width == 1:
@@ -140,8 +142,8 @@ class OnlineCorrection:
 
     def _moved(self, row: int, shape: int, ratio: float) -> bool:
         """Whether the last rounds all left what their shapes took before."""
-        live = self._live
-        same = (self._rows[:live] == row) & (self._shape[:live] == shape) & (self._ages > 0.0)
+        live, ages = self._live, self._ages
+        same = (self._rows[:live] == row) & (self._shape[:live] == shape) & (ages > 0.0)
         if np.count_nonzero(same) >= 2:
             self._jumps.append(ratio - median((self._log[:live] + self._known[:live])[same]))
         return len(self._jumps) >= JUMPS - 1 and abs(median(self._jumps)) > MOVED
@@ -178,13 +180,14 @@ class OnlineCorrection:
     def _live(self) -> int:
         return min(self._count, WINDOW)
 
-    @property
-    def _ages(self) -> Floats:
+    def _aged(self) -> Floats:
         """Weights of the rounds kept, by age; 0 for those of another state of the device."""
+        live, here = self._live, self._count - self._since
         last = (self._count - 1) % WINDOW
-        age = (last - np.arange(self._live)) % WINDOW
-        here = age < self._count - self._since
-        return np.asarray(np.where(here, AGES[last, : self._live], 0.0))
+        if here >= live:
+            return AGES[last, :live]
+        age = (last - np.arange(live)) % WINDOW
+        return np.asarray(np.where(age < here, AGES[last, :live], 0.0))
 
     def factors(self, rows: int, drafted: int, look: bool) -> Floats:
         """Measured over predicted for rounds that verify 0..``drafted`` tokens."""

@@ -32,13 +32,14 @@ class Ring:
     ``there[i]`` counts the tokens that the proposer had in round i.
     """
 
-    __slots__ = ("_next", "gains", "guessed", "own", "seen", "there")
+    __slots__ = ("_next", "_sums", "gains", "guessed", "own", "seen", "there")
 
     def __init__(
         self, gains: Floats, there: list[int], start: int = 0, guessed: bool = False
     ) -> None:
         self.gains, self.there, self.guessed = gains, there, guessed
         self._next = start % SAMPLES
+        self._sums: Floats = np.add.reduce(gains)  # by length, kept up as rounds come in
         self.own = self.seen = 0  # rounds pushed, and those there were to choose from
 
     @property
@@ -49,17 +50,18 @@ class Ring:
     @property
     def mean(self) -> Floats:
         """Tokens won by each length ``(block + 1,)``, on average."""
-        return np.asarray(np.add.reduce(self.gains) / SAMPLES)
+        return np.asarray(self._sums / SAMPLES)
 
     def won(self, length: int) -> float:
         """Tokens won by one length, on average."""
-        return float(sum(self.gains[:, length].tolist())) / SAMPLES
+        return float(self._sums[length]) / SAMPLES
 
     def push(self, gain: Floats, there: int) -> None:
         """One round. The first count several times, so that a row is soon known by its own."""
         weak, n = GUESSED if self.guessed else BORROWED, self.own
         for _ in range(max(1, round(SAMPLES * weak / ((n + weak) * (n + weak + 1))))):
             i = self._next
+            self._sums += gain - self.gains[i]
             self.gains[i], self.there[i] = gain, there
             self._next = (i + 1) % SAMPLES
         self.own += 1
