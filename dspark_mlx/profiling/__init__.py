@@ -26,7 +26,7 @@ from .store import (
     write_profile,
 )
 
-BUDGET_GPU, BUDGET_CPU = 6.0, 24.0  # seconds
+BUDGET_GPU, BUDGET_CPU = 6.0, 32.0  # seconds
 
 __all__ = [
     "cost_key",

@@ -10,7 +10,6 @@ from statistics import median
 from .grid import Shape
 
 EVEN_ROUNDS = 12
-FIT_ROUNDS = 8
 SURE = 0.75  # share of the passes in which a longer step must have been the faster one
 LEAST = 3  # passes that can show it
 
@@ -50,21 +49,15 @@ def evened(samples: Mapping[Shape, Sequence[float]]) -> dict[Shape, list[float]]
 def fit(samples: Samples) -> dict[int, dict[int, float]]:
     """Prices ``[rows][size]`` near the median, without what noise alone would explain.
 
-    More tokens, and more rows, never cost less, except where most passes agree
-    that they do: matrix kernels may be faster at a multiple of their tile.
-    What is left between such steps is evened out (pool adjacent violators, along
-    sizes and rows in turn until both hold); stairs stay stairs.
+    More tokens never cost less, except where most passes agree that they do:
+    matrix kernels may be faster at a multiple of their tile. What is left between
+    such steps is evened out (pool adjacent violators); stairs stay stairs. Numbers
+    of rows are left as they are: widths are only ever compared within one.
     """
     fitted = {r: {n: median(p[n]) for n in sorted(p)} for r, p in sorted(samples.items())}
-    drops = {r: _drops(p) for r, p in samples.items()}
-    sizes = sorted({size for points in fitted.values() for size in points})
-    for _ in range(FIT_ROUNDS):
-        for r, points in fitted.items():
-            points.update(zip(points, _between(list(points.values()), drops[r]), strict=True))
-        for size in sizes:
-            column = [r for r in fitted if size in fitted[r]]
-            for r, value in zip(column, isotonic([fitted[r][size] for r in column]), strict=True):
-                fitted[r][size] = value
+    for r, points in fitted.items():
+        even = _between(list(points.values()), _drops(samples[r]))
+        points.update(zip(points, even, strict=True))
     return fitted
 
 

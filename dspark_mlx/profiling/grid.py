@@ -54,8 +54,9 @@ def grid(
         steps(base, [1], few),
         steps(base, [1], widths[1::2]),
         steps(base, [1], widths),
-        # The first drafted token is the steepest: several rows rarely fill a kernel's tile.
-        steps(base, some_rows, sorted({*few, min(2, widest)})) + drafts(some_rows, corners=True),
+        # The first drafted tokens are the steepest, and those that several rows may afford.
+        steps(base, some_rows, sorted({min(n, widest) for n in (1, 2, 4, widest)}))
+        + drafts(some_rows, corners=True),
         [s for c in deeper for s in steps(c, ends, sorted({1, widest}))],
         steps(base, [max_rows], widths),
         drafts([1], corners=False),

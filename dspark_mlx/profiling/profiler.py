@@ -32,7 +32,7 @@ Clock: TypeAlias = Callable[[], float]
 
 PASSES, LEAST_PASSES = 9, 3  # samples of a shape, its first run (kernels compile) not counted
 FINE_PASSES = 15  # samples of a shape of one row
-COARSE, FINE = 0.65, 0.9  # of the budget, spent when all shapes, and those of one row, are done
+COARSE, FINE = 0.7, 0.9  # of the budget, spent when all shapes, and those of one row, are done
 LOOKS = 9  # rounds with and without a look
 HOST_ROUNDS = 7
 OVERLAP_TURNS = 4, 16  # least and most turns of plain rounds, alone and begun ahead
