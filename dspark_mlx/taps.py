@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -33,18 +33,21 @@ def record(
     the device works on the first layers while the host still builds the others.
     """
     seen: dict[int, mx.array] = {}
-    wanted: dict[int, list[Keep]] = {}
+    # By module, not by index: a model may run one module as several layers.
+    wanted: dict[int, tuple[nn.Module, list[Keep]]] = {}
+
+    def want(layer: nn.Module, keep: Keep) -> None:
+        wanted.setdefault(id(layer), (layer, []))[1].append(keep)
+
     for tap in dict.fromkeys(taps):
-        wanted.setdefault(max(tap, 0), []).append(_keeper(seen, tap))
+        want(layers[max(tap, 0)], _keeper(seen, tap))
     if begin is not None:
-        for i in range(0, len(layers), BEGIN_EVERY):
-            wanted.setdefault(i, []).append(lambda x, out: begin(_hidden(out)))
-    undo = [_attach(layers[i], keeps) for i, keeps in wanted.items()]
-    try:
+        for layer in {id(layer): layer for layer in layers[::BEGIN_EVERY]}.values():
+            want(layer, lambda x, out: begin(_hidden(out)))
+    with ExitStack() as undo:
+        for layer, keeps in wanted.values():
+            undo.callback(_attach(layer, keeps))
         yield seen
-    finally:
-        for detach in reversed(undo):
-            detach()
 
 
 @contextmanager
@@ -84,10 +87,11 @@ def _attach(module: nn.Module, keeps: Sequence[Keep]) -> Callable[[], None]:
 
 @functools.cache
 def _recording(original: type) -> type:
-    def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        out = original.__call__(self, x, *args, **kwargs)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original.__call__(self, *args, **kwargs)
+        given = (*args, *kwargs.values())  # some models name even the first
         for keep in self._keeps:
-            keep(x, out)
+            keep(given[0], out)
         return out
 
     return type(f"Tapped{original.__name__}", (original,), {"__call__": call})

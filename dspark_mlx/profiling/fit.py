@@ -52,7 +52,7 @@ def fit(samples: Samples) -> dict[int, dict[int, float]]:
     More tokens never cost less, except where most passes agree that they do:
     matrix kernels may be faster at a multiple of their tile. What is left between
     such steps is evened out (pool adjacent violators); stairs stay stairs. Numbers
-    of rows are left as they are: widths are only ever compared within one.
+    of rows are left as they are: what is chosen between are widths of one.
     """
     fitted = {r: {n: median(p[n]) for n in sorted(p)} for r, p in sorted(samples.items())}
     for r, points in fitted.items():

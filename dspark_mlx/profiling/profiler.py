@@ -66,7 +66,8 @@ class Profiler:
             shapes = self._choose(COARSE * self.budget)
             self._repeat(shapes, PASSES, COARSE * self.budget)
             # Chats are one row, and what pays there is decided by a few percent.
-            alone = [s for s in shapes if (s.context, s.rows) == (SHALLOW, 1)]
+            context = min(s.context for s in shapes)
+            alone = [s for s in shapes if (s.context, s.rows) == (context, 1)]
             self._repeat(alone, FINE_PASSES, FINE * self.budget)
             look = self._price_of_a_look()
             overhead = self._overhead()
@@ -176,8 +177,8 @@ class Profiler:
         """Median seconds that a plain round saves where it is begun before the last was read."""
         turns, (least, most) = Turns(), OVERLAP_TURNS
         one = self._cost().seconds(1, 1, SHALLOW)
-        count = min(max(int(OVERLAP_SHARE * self.budget / (TURN * one)), least), most)
-        for _ in self._rounds(turns, count * TURN):
+        count = min(max(OVERLAP_SHARE * self.budget / (TURN * one), least), most)
+        for _ in self._rounds(turns, int(count) * TURN):
             pass
         return turns.saved
 
@@ -193,8 +194,11 @@ class Profiler:
             max_rows=1,
             reuse=False,
         )
-        tokens = tuple(1 + k % 4 for k in range(16))
-        engine.submit(Request("profile", tokens=tokens, max_tokens=count, ignore_eos=True))
+        limit = old.intake.context_limit
+        tokens = tuple(1 + k % 4 for k in range(min(16, limit // 2 or 1) if limit else 16))
+        # More than these rounds can write: those at a reply's end are shorter than others.
+        most = (count + 1) * (1 + max(self._blocks.values(), default=0))
+        engine.submit(Request("profile", tokens=tokens, max_tokens=most, ignore_eos=True))
         for _ in range(count):
             if not engine.active:
                 break

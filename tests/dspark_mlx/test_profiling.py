@@ -12,22 +12,23 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from decoding import ScriptProposer, dspark, make_engine, toy_target
+from decoding import ScriptProposer, dspark, make_engine, plain_text, toy_target
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_mlx import profiling
 from dspark_mlx.errors import ModelError, UsageError
-from dspark_mlx.events import Loading, Notice
+from dspark_mlx.events import Loading, Notice, StepDone
 from dspark_mlx.profiling import cost_key, load_or_profile, profile_engine, profile_path, site
 from dspark_mlx.profiling.fit import evened, fit, isotonic, typical
 from dspark_mlx.profiling.grid import SHALLOW, Shape, grid
+from dspark_mlx.profiling.profiler import HOST_ROUNDS, Profiler
 from dspark_mlx.profiling.site import Site, blank_rows
 from dspark_mlx.profiling.store import read_profile
 from dspark_mlx.profiling.turns import TURN, Turns
 from dspark_mlx.propose import LookupProposer
 from dspark_mlx.request import Request
-from dspark_mlx.schedule import Outcome, RowView
+from dspark_mlx.schedule import Outcome, RowView, make_policy
 from dspark_mlx.schedule.cost import CostModel
 from dspark_mlx.sources import Cancelled
 
@@ -125,6 +126,38 @@ def test_passes_on_a_slower_machine_do_not_bend_the_prices() -> None:
     alone = {Shape(SHALLOW, 1, "", 1): [1.0, 1.1, 9.0, 1.05, 1.0]}
     assert evened(alone) == {Shape(SHALLOW, 1, "", 1): [pytest.approx(1.0)] * 5}
     assert evened({}) == {}
+
+
+@pytest.mark.parametrize("limit", [12, 40, 150, 400])
+def test_a_short_context_can_be_profiled(limit: int) -> None:
+    cost = profile_engine(engine(context_limit=limit), 0.2)
+    assert cost.known and cost.overhead > 0.0
+    assert set(cost.step) <= {limit // 2, SHALLOW}
+
+
+def test_a_budget_without_end_is_no_error() -> None:
+    subject = engine(max_rows=1)
+    profiler = Profiler(subject, float("inf"), lambda event: None, None)
+    profiler._first = {Shape(SHALLOW, 1, "", 1): 0.01}
+    assert profiler._overlap() >= 0.0
+
+
+def test_the_rounds_that_price_the_host_are_whole_ones() -> None:
+    """Not those at the end of a reply, which verify less, whatever was accepted."""
+    target = toy_target()
+    text = tuple(1 + k % 4 for k in range(16))
+    follows = [*text, *plain_text("llama", text, 60)]
+    for proposers in ([dspark(target)], [ScriptProposer([follows], 4)]):
+        subject = make_engine(target, proposers, max_rows=1)
+        profiler = Profiler(subject, 1.0, lambda event: None, None)
+        rounds = [
+            row.scheduled
+            for events in profiler._rounds(make_policy("fixed"), HOST_ROUNDS)
+            for event in events
+            if isinstance(event, StepDone)
+            for row in event.rows
+        ]
+        assert len(rounds) == HOST_ROUNDS and set(rounds) == {proposers[0].block}, rounds
 
 
 def test_plain_rounds_alone_and_begun_ahead_are_compared_in_turns() -> None:

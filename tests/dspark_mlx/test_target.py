@@ -27,6 +27,7 @@ from mlx_lm.models import (
     gemma2,
     gemma3_text,
     gpt2,
+    gptj,
     mamba,
     mixtral,
     phi,
@@ -52,6 +53,18 @@ SHAPE: dict[str, Any] = {
 }
 
 OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "gptj": lambda: gptj.Model(  # calls its layers by keyword
+        gptj.ModelArgs(
+            model_type="gptj",
+            n_embd=32,
+            n_head=4,
+            n_layer=2,
+            n_positions=128,
+            layer_norm_epsilon=1e-5,
+            rotary_dim=8,
+            vocab_size=96,
+        )
+    ),
     "qwen2": lambda: qwen2.Model(
         qwen2.ModelArgs(model_type="qwen2", rms_norm_eps=1e-6, max_position_embeddings=512, **SHAPE)
     ),
@@ -128,6 +141,18 @@ def test_work_on_the_first_layers_begins_before_the_last_are_built(kind: str) ->
         else:
             assert np.array_equal(np.array(features), np.array(same))
     assert not any("_keeps" in vars(layer) for layer in target.layers)
+
+
+def test_one_module_may_be_several_layers() -> None:
+    model = llama_toy()
+    model.model.layers = [model.model.layers[0]] * 4
+    target, tokens = Target(model), mx.array([prompt(10)])
+    plain, kind = np.array(model(tokens)), type(model.model.layers[0])
+    for taps in ((), (0,)):
+        begun: list[mx.array] = []
+        logits, _ = target.forward(tokens, target.make_rows(), taps, begin=begun.append)
+        assert np.array(logits) == pytest.approx(plain, abs=1e-3)
+        assert len(begun) == 4 and type(model.model.layers[0]) is kind
 
 
 def test_a_draft_and_its_verification_are_begun_while_the_rest_is_built(
