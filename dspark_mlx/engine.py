@@ -179,7 +179,10 @@ class Engine:
             mx.clear_cache()
 
     def _launch(self, clock: RoundClock) -> Flight:
-        """Draft, schedule, verify: built as one graph unless the policy looks in between."""
+        """Draft, schedule, verify: one graph unless the policy looks in between.
+
+        Parts of it are begun on as they are built, so that the device need not wait for all.
+        """
         views = tuple(self._view(reply) for reply in self.batch.replies)
         plan = self.policy.plan(views)
         self._plain_rounds = plan.plain_ahead if not any(plan.widths) else 0

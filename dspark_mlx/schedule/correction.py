@@ -79,7 +79,8 @@ class _Shapes:
         self.log[at] = min(max(known, -BOUND), BOUND)
         self.seen[at], self.when[at] = seen + 1.0, now
         if usual:
-            often = float(self.often[at])
+            # The first rounds of a load look like a wrong profile: no round says much of it.
+            often, residual = float(self.often[at]), min(max(residual, -MOVED), MOVED)
             wrong = float(self.usual[at]) + max(USUAL_SHARE, 1.0 / (often + 4.0)) * residual
             self.usual[at] = min(max(wrong, -USUAL), USUAL)
             self.often[at] = often + 1.0

@@ -80,7 +80,7 @@ def test_isotonic_never_falls_keeps_the_sum_and_leaves_order_alone(values) -> No
 
 
 @given(st.lists(st.lists(SECONDS, min_size=5, max_size=5), min_size=1, max_size=4))
-def test_prices_that_one_pass_measured_rise_with_tokens_and_rows(measured) -> None:
+def test_prices_that_one_pass_measured_rise_with_tokens(measured) -> None:
     table = {
         r: {n: [seconds] for n, seconds in enumerate(points, start=1)}
         for r, points in enumerate(measured, start=1)

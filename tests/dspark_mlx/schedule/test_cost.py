@@ -203,7 +203,7 @@ def test_what_was_particular_under_load_does_not_outlast_it(visited):
     feed(correction, 80, lambda w: 1.2 + 0.2 * w, widths=(1, 3, 3, 8))
     feed(correction, 15, 1.0, widths=visited)
     for look in (False, True):
-        assert correction.factors(1, 7, look) == pytest.approx(1.0, rel=0.03)
+        assert correction.factors(1, 7, look) == pytest.approx(1.0, rel=0.02)
     assert correction.moves >= 2
 
 
