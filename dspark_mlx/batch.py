@@ -69,6 +69,8 @@ class Batch:
         if proposer is not None and proposer.taps:
             draft = proposer.extract(self.members(proposer).index(r))
         rows = self.rows if len(self.replies) == 1 else self.rows.extract(r)
+        if not self._target.factory.unsupported:  # a round begun ahead may have gone further
+            rows.roll_back([reply.context])
         return Prefix(reply.tokens[: reply.context], rows, reply.method, draft)
 
     def drop(self, gone: Sequence[int]) -> None:

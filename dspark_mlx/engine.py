@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +19,7 @@ from .batch import Batch
 from .clock import Overlap, RoundClock
 from .errors import UsageError
 from .events import Event
+from .flight import Flight
 from .intake import Intake
 from .propose import Draft, Proposer
 from .reply import Reply
@@ -27,31 +27,11 @@ from .report import Reporter
 from .request import Request
 from .schedule.cost import CostModel
 from .schedule.load import LoadMonitor
-from .schedule.policy import Outcome, Policy, RowView, Schedule
+from .schedule.policy import Outcome, Policy, RowView
 from .target import Target
-from .verify import RowSpec, Verdict, verify
+from .verify import RowSpec, verify
 
 CLEAR_EVERY = 256  # rounds between returns of unused buffers to the system
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A round on its way through the device: all it was asked, nothing of it read yet."""
-
-    views: tuple[RowView, ...]
-    draft: Draft | None
-    schedule: Schedule
-    verdict: Verdict
-    features: mx.array | None
-    early: bool = False  # begun before the last one was read
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """What the host or the proposers will want of it."""
-        wanted = [self.verdict.accepted, self.verdict.token]
-        if self.draft is not None:
-            wanted += [self.draft.tokens, self.draft.confidence]
-        return wanted if self.features is None else [*wanted, self.features]
 
 
 class Engine:
@@ -151,7 +131,8 @@ class Engine:
         self._logits.clear()
         self._leave()
         self.intake.admit(self.batch.replies, self.max_rows)
-        self._prefill()
+        if self._ahead is None:  # else that round comes first: a row that joins would undo it
+            self._prefill()
         if self.batch.replies:
             self._round()
             self._leave()
@@ -165,7 +146,7 @@ class Engine:
         event, ready = done
         self._events.append(event)
         if ready is not None:
-            self._call_back()
+            self._plain_rounds = 0
             self.batch.join(*ready)
 
     def _round(self) -> None:
@@ -209,11 +190,14 @@ class Engine:
         """Begin the next plain round before the host has read this one.
 
         The device then never waits for the host, as in plain generation. Only
-        while the policy has promised plain rounds and no row can end before.
+        while the policy has promised plain rounds, no row can end before and
+        none is about to join.
         """
         replies = self.batch.replies
-        if self._plain_rounds < 1 or any(
-            reply.remaining < 2 or reply.processors or reply.sampler for reply in replies
+        if (
+            self._plain_rounds < 1
+            or self.intake.joining
+            or any(reply.remaining < 2 or reply.processors or reply.sampler for reply in replies)
         ):
             return None
         self._plain_rounds -= 1
@@ -228,16 +212,6 @@ class Engine:
         ahead = Flight(views, None, flight.schedule, verdict, features, early=True)
         _begin(clock, ahead.arrays)
         return ahead
-
-    def _call_back(self) -> None:
-        """Undo a round that was begun ahead for rows that change now."""
-        self._plain_rounds = 0
-        if self._ahead is None:
-            return
-        self._ahead = None
-        # A cache that only moves forward serves one reply, which ends with its row.
-        if not self.target.factory.unsupported:
-            self.batch.roll_back()
 
     def _look(self, draft: Draft, clock: RoundClock) -> list[list[float]]:
         """Read the confidences before verification: costs a device sync of its own."""
@@ -279,8 +253,6 @@ class Engine:
                     views[r],
                 )
             )
-        if any(reply.ended for reply in self.batch.replies):
-            self._ahead = None
         self.batch.settle(
             context, schedule.lengths, accepted, ahead=0 if self._ahead is None else 1
         )
@@ -288,6 +260,8 @@ class Engine:
         seconds = self._overlap.seconds(
             clock.total, was_begun=flight.early, begins_next=begins_next
         )
+        if flight.wider:
+            seconds = 0.0
         self._monitor.round(schedule.predicted_seconds, seconds)
         load = self._monitor.load(len(self.batch), len(self.intake.waiting()))
         self._events.append(
@@ -316,7 +290,10 @@ class Engine:
         gone = [r for r, reply in enumerate(self.batch.replies) if reply.ended or reply.cancelled]
         if not gone:
             return
-        self._call_back()
+        self._plain_rounds = 0
+        if self._ahead is not None:  # it goes on for those that stay
+            stay = [r for r in range(len(self.batch)) if r not in gone]
+            self._ahead = self._ahead.keep(stay) if stay else None
         for r in gone:
             self.intake.keep(self.batch.state_of(r))
             self._events.append(self.batch.replies[r].finished())

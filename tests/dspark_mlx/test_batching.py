@@ -24,7 +24,7 @@ from toys import MODELS, prompt
 
 from dspark_mlx import cache
 from dspark_mlx.errors import UsageError
-from dspark_mlx.events import StepDone
+from dspark_mlx.events import Finished, StepDone
 from dspark_mlx.propose import LookupProposer
 from dspark_mlx.request import Cuts, Method, Request
 
@@ -130,6 +130,39 @@ def test_a_row_alone_at_first_and_at_last() -> None:
         kind, run(engine, ask(1, 32, "none"), later={3: [ask(0, 4)], 5: [ask(2, 6)]}, each=watch)
     )
     assert sizes[0] == 1 == sizes[-1] and max(sizes) > 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_no_round_is_thrown_away_when_rows_come_and_go(kind: str) -> None:
+    """A round begun ahead lands before a row joins, and goes on for those that stay."""
+    engine = make_engine(toy_target(kind), proposers(kind), policy="off", max_rows=3)
+    forwards = rounds = kept = 0
+    forward = engine.batch.forward_tokens
+
+    def count(*args: Any) -> Any:
+        nonlocal forwards
+        forwards += 1
+        return forward(*args)
+
+    engine.batch.forward_tokens = count  # type: ignore[method-assign]
+
+    def watch(engine: Any, events: Any) -> None:
+        nonlocal rounds, kept
+        rounds += sum(isinstance(e, StepDone) for e in events)
+        left = any(isinstance(e, Finished) for e in events)
+        kept += left and engine._ahead is not None
+
+    # One that stops in mid-flight where nobody could foresee it, one that is cancelled.
+    own = engine.tokenizer.decode(plain_text(kind, tuple(prompt(LENGTHS[1], 1)), 10))
+    stops = request("stops", LENGTHS[1], 1, max_tokens=32, method="dspark", stop=(own[-3:],))
+    later = {2: [ask(2, 30, "lookup")], 7: [ask(2, 30, "lookup").id], 16: [ask(3, 16)]}
+    ran = run(engine, ask(0, 32), stops, later=later, each=watch)
+    stopped = ran.pop("stops")
+    assert stopped.reason == "stop" and stopped.text == own[: own.index(own[-3:])]
+    assert ran.pop("2-30-lookup").reason == "cancelled"
+    expect(kind, ran)
+    assert forwards == rounds
+    assert kept
 
 
 @pytest.mark.parametrize("count", [1, 2, 31, 32])
