@@ -21,7 +21,7 @@ from ..request import Request
 from ..schedule import Policy, make_policy
 from ..schedule.cost import CostKey, CostModel
 from ..sources.store import check_cancel
-from .fit import Samples, evened, fit
+from .fit import Samples, evened, fit, typical
 from .grid import DEEP, SHALLOW, Shape, grid
 from .site import Site
 from .store import device_name
@@ -33,7 +33,7 @@ Clock: TypeAlias = Callable[[], float]
 PASSES, LEAST_PASSES = 9, 3  # samples of a shape, its first run (kernels compile) not counted
 FINE_PASSES = 15  # samples of a shape of one row
 COARSE, FINE = 0.7, 0.9  # of the budget, spent when all shapes, and those of one row, are done
-LOOKS = 9  # rounds with and without a look
+LOOKS = 16  # rounds with and without a look
 HOST_ROUNDS = 7
 OVERLAP_TURNS = 4, 16  # least and most turns of plain rounds, alone and begun ahead
 OVERLAP_SHARE = 0.15  # of the budget, for those beyond the least
@@ -151,20 +151,22 @@ class Profiler:
         return Site(self.engine.target, list(self._proposers.values()), rows, context)
 
     def _price_of_a_look(self) -> float:
-        """Median extra seconds of a round that reads its confidences before verifying."""
+        """Extra seconds of a round that reads its confidences before verifying."""
         proposer = self._proposers.get(self.engine.intake.default_method)
         if proposer is None or not proposer.taps:  # its drafts are on the host: nothing to wait for
             return 0.0
         site = self._site(SHALLOW, 1)
-        extra = []
+        blind, looked = [], []
         for n in range(LOOKS + 1):
             check_cancel(self._cancel)
             # Which goes first alternates, so that a drift of the clock speed cancels out.
             times = {look: site.round(proposer, proposer.block, look) for look in _order(n)}
-            extra.append(times[True] - times[False])
+            if n:  # the first was a warm-up
+                blind.append(times[False])
+                looked.append(times[True])
             self._say()
         site.close()
-        return max(0.0, median(extra[1:]))
+        return max(0.0, typical(looked) - typical(blind))
 
     def _overhead(self) -> float:
         """Median host seconds of real rounds: committing, reporting, rolling back."""

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import takewhile
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,16 +27,15 @@ from .calibration import Floats
 
 AGE = 5.0  # rounds after which a measurement counts 1/e
 WINDOW = 16  # rounds kept; older ones would count next to nothing
+AGES = [math.exp(-(1 + age) / AGE) for age in range(WINDOW)]
 PLAIN_WITHIN = 24  # rounds in which a far correction wants a plain one
 WIDEST = 64  # wider rows are neither corrected nor learned from
 OTHER_KIND = 0.5  # weight of a round that looked for one that did not, and back
 _W = np.arange(WIDEST)
 NEAR = np.exp(-np.abs(_W[:, None] - _W) / 2.0)  # weight of a width (first) for another
 NEAR = np.stack([np.stack([NEAR, OTHER_KIND * NEAR], 1), np.stack([OTHER_KIND * NEAR, NEAR], 1)])
-NEAR = NEAR.reshape(2 * WIDEST, 2, WIDEST)  # by whether each looked, too
+NEAR = NEAR.reshape(2 * WIDEST, 2, WIDEST)  # by place: whether each looked, too
 NEAR_ROWS = np.exp(-np.abs(_W[:, None] - _W) / 1.0)
-# Weight of the round in each place of the ring when the last one went to place p: ``AGES[p]``.
-AGES = np.exp(-(1 + (np.arange(WINDOW)[:, None] - np.arange(WINDOW)) % WINDOW) / AGE)
 FAR = math.log(1.25)  # a correction that calls for a look at the plain step
 MOVED = math.log(1.12)  # a change that is no noise: the device is in another state
 JUMPS = 4  # rounds, each against earlier ones of its own shape, that show it; one may be missing
@@ -45,49 +47,54 @@ USUAL = math.log(1.2)  # most that a profile is taken to be wrong about one shap
 USUAL_SHARE = 0.05  # of a new residual in that, at least
 
 
-class _Shapes:
-    """What is steadily particular to the shapes of one row count: ``(2, WIDEST)`` each.
+@dataclass(slots=True)
+class _Shape:
+    """What is steadily particular to one shape, in log seconds.
 
-    First index: whether the round looked. Second: its widest row's tokens.
+    ``log`` in the present state of the device, from ``seen`` rounds, the last of them
+    number ``when``; ``usual`` in any state, from ``often`` rounds.
     """
 
-    def __init__(self) -> None:
-        self.log = np.zeros((2, WIDEST))
-        self.seen = np.zeros((2, WIDEST))
-        self.when = np.zeros((2, WIDEST))
-        self.usual = np.zeros((2, WIDEST))
-        self.often = np.zeros((2, WIDEST))
+    log: float = 0.0
+    seen: int = 0
+    when: int = 0
+    usual: float = 0.0
+    often: int = 0
 
-    def at(self, now: int, widths: int) -> Floats:
-        """``(2, widths)``, fading since each shape was last seen, but for what is usual."""
-        fade = np.exp((self.when[:, :widths] - now) / FADE)
-        return np.asarray(self.log[:, :widths] * fade + self.usual[:, :widths])
+    def particular(self, now: int) -> float:
+        """What is known beside what is usual, fading since the shape was last seen."""
+        return self.log * math.exp((self.when - now) / FADE)
 
-    def particular(self, at: tuple[int, int], now: int) -> float:
-        """What is known of one shape beside what is usual."""
-        return float(self.log[at]) * math.exp((float(self.when[at]) - now) / FADE)
-
-    def learn(
-        self, at: tuple[int, int], now: int, known: float, residual: float, usual: bool
-    ) -> None:
-        """One round of a shape of which ``known`` was known left ``residual`` unexplained.
+    def learn(self, now: int, known: float, residual: float, usual: bool) -> None:
+        """A round of which ``known`` was known left ``residual`` unexplained.
 
         ``usual``: whether the device is about as fast as when it was profiled.
         """
-        seen = float(self.seen[at])
-        known += max(SLOWEST, 1.0 / (seen + 4.0)) * residual
-        self.log[at] = min(max(known, -BOUND), BOUND)
-        self.seen[at], self.when[at] = seen + 1.0, now
+        known += max(SLOWEST, 1.0 / (self.seen + 4.0)) * residual
+        self.log = min(max(known, -BOUND), BOUND)
+        self.seen, self.when = self.seen + 1, now
         if usual:
             # The first rounds of a load look like a wrong profile: no round says much of it.
-            often, residual = float(self.often[at]), min(max(residual, -MOVED), MOVED)
-            wrong = float(self.usual[at]) + max(USUAL_SHARE, 1.0 / (often + 4.0)) * residual
-            self.usual[at] = min(max(wrong, -USUAL), USUAL)
-            self.often[at] = often + 1.0
+            residual = min(max(residual, -MOVED), MOVED)
+            wrong = self.usual + max(USUAL_SHARE, 1.0 / (self.often + 4.0)) * residual
+            self.usual = min(max(wrong, -USUAL), USUAL)
+            self.often += 1
 
     def forget(self) -> None:
         """Another state of the device: what the profile is usually wrong by still holds."""
-        self.log[:] = self.seen[:] = 0.0
+        self.log, self.seen = 0.0, 0
+
+
+class _Round(NamedTuple):
+    """``log``: measured over predicted beside ``known``, what was particular to its shape.
+
+    ``row`` and ``place`` are where its rows and its shape are in NEAR_ROWS and NEAR.
+    """
+
+    log: float
+    known: float
+    row: int
+    place: int
 
 
 class OnlineCorrection:
@@ -100,17 +107,13 @@ class OnlineCorrection:
 
     def __init__(self) -> None:
         self.moves = 0
-        self._log = np.zeros(WINDOW)  # what is left of each round beside its shape's own
-        self._known = np.zeros(WINDOW)  # and that
-        self._rows = np.zeros(WINDOW, dtype=np.int64)
-        self._shape = np.zeros(WINDOW, dtype=np.int64)  # its place in NEAR
-        self._ages: Floats = np.zeros(0)
+        self._rounds: deque[_Round] = deque(maxlen=WINDOW)  # of the device's present state
+        self._ordered: list[tuple[_Round, float]] = []  # by log, with their weights
         self._count = 0
-        self._shapes: dict[int, _Shapes] = {}
+        self._shapes: dict[int, dict[int, _Shape]] = {}  # by rows and place
         self._plain: dict[int, int] = {}
         self._off = 0.0
         self._jumps: deque[float] = deque(maxlen=JUMPS)
-        self._since = 0  # the round with which the device's present state began
         self._cache: dict[int, Floats] = {}
         self._longest = 0
 
@@ -118,53 +121,57 @@ class OnlineCorrection:
         """One round of ``rows`` rows, its widest row ``width`` tokens."""
         if not (predicted > 0.0 and measured > 0.0 and width <= WIDEST):
             return
-        ratio = min(max(math.log(measured / predicted), -BOUND), BOUND)
-        at = int(look), width - 1
-        shapes = self._shapes.setdefault(rows, _Shapes())
-        ratio -= float(shapes.usual[at])
-        known = shapes.particular(at, self._count)
-        shape = look * WIDEST + width - 1
-        moved = self._moved(_row(rows), shape, ratio)
-        i = self._count % WINDOW
-        self._log[i], self._known[i] = ratio - known, known
-        self._rows[i], self._shape[i] = _row(rows), shape
+        row, place = _row(rows), look * WIDEST + width - 1
+        shape = self._shapes.setdefault(rows, {}).setdefault(place, _Shape())
+        ratio = min(max(math.log(measured / predicted), -BOUND), BOUND) - shape.usual
+        known = shape.particular(self._count)
+        moved = self._moved(row, place, ratio)
+        self._rounds.append(_Round(ratio - known, known, row, place))
         self._count += 1
         self._cache.clear()
         if moved:
             self._forget()
             known = 0.0
-        self._ages = self._aged()
-        level = self._overall()
-        self._off = level + known + float(shapes.usual[at])
+        level = self._level()
+        self._off = level + known + shape.usual
         if width == 1:
             self._plain[rows] = self._count
         residual = min(max(ratio - level - known, -ODD), ODD)
-        shapes.learn(at, self._count, known, residual, usual=abs(level) < FAR)
+        shape.learn(self._count, known, residual, usual=abs(level) < FAR)
 
-    def _moved(self, row: int, shape: int, ratio: float) -> bool:
+    def _moved(self, row: int, place: int, ratio: float) -> bool:
         """Whether the last rounds all left what their shapes took before."""
-        live, ages = self._live, self._ages
-        same = (self._rows[:live] == row) & (self._shape[:live] == shape) & (ages > 0.0)
-        if np.count_nonzero(same) >= 2:
-            self._jumps.append(ratio - median((self._log[:live] + self._known[:live])[same]))
+        same = [r.log + r.known for r in self._rounds if r.place == place and r.row == row]
+        if len(same) >= 2:
+            self._jumps.append(ratio - median(same))
         return len(self._jumps) >= JUMPS - 1 and abs(median(self._jumps)) > MOVED
-
-    def _overall(self) -> float:
-        """The level of the last rounds, whatever their shapes."""
-        order = self._log[: self._live].argsort()
-        return float(_weighted_median(self._log[order], self._ages[order, None])[0])
 
     def _forget(self) -> None:
         """Another state of the device: only the rounds that showed it still count."""
         self.moves += 1
         for shapes in self._shapes.values():
-            shapes.forget()
-        self._log += self._known
-        self._known[:] = 0.0
+            for shape in shapes.values():
+                shape.forget()
         middle = median(self._jumps)
-        recent = takewhile(lambda jump: jump / middle > 0.5, reversed(self._jumps))
-        self._since = self._count - sum(1 for _ in recent)
+        shown = sum(1 for _ in takewhile(lambda jump: jump / middle > 0.5, reversed(self._jumps)))
+        recent = list(self._rounds)[-max(shown, 1) :]
+        self._rounds.clear()
+        self._rounds += [r._replace(log=r.log + r.known, known=0.0) for r in recent]
         self._jumps.clear()
+
+    def _level(self) -> float:
+        """The level of the last rounds, whatever their shapes: a median weighted by age."""
+        self._ordered = sorted(zip(self._rounds, self._weights(), strict=True))
+        left = 0.5 * sum(weight for _, weight in self._ordered)
+        for done, weight in self._ordered:
+            left -= weight
+            if left <= 0.0:
+                return done.log
+        return self._ordered[-1][0].log
+
+    def _weights(self) -> Iterator[float]:
+        """Of the rounds kept, oldest first."""
+        return reversed(AGES[: len(self._rounds)])
 
     def blind(self, rows: int) -> bool:
         """Whether rounds are far off their predictions and no recent one was plain.
@@ -176,19 +183,6 @@ class OnlineCorrection:
             abs(self._off) > FAR
             and self._count - self._plain.get(rows, -PLAIN_WITHIN) >= PLAIN_WITHIN
         )
-
-    @property
-    def _live(self) -> int:
-        return min(self._count, WINDOW)
-
-    def _aged(self) -> Floats:
-        """Weights of the rounds kept, by age; 0 for those of another state of the device."""
-        live, here = self._live, self._count - self._since
-        last = (self._count - 1) % WINDOW
-        if here >= live:
-            return AGES[last, :live]
-        age = (last - np.arange(live)) % WINDOW
-        return np.asarray(np.where(age < here, AGES[last, :live], 0.0))
 
     def factors(self, rows: int, drafted: int, look: bool) -> Floats:
         """Measured over predicted for rounds that verify 0..``drafted`` tokens."""
@@ -202,15 +196,18 @@ class OnlineCorrection:
         """Factors ``(2, count)`` without and with a look."""
         if not self._count:
             return np.ones((2, count))
-        order = self._log[: self._live].argsort()
-        near = self._ages[order] * NEAR_ROWS[_row(rows), self._rows[order]]
         widths = min(count, WIDEST)
-        weights = NEAR[self._shape[order], :, :widths] * near[:, None, None]
-        logs = _weighted_median(self._log[order], weights.reshape(len(order), 2 * widths))
+        near = NEAR_ROWS[_row(rows)].take([done.row for done, _ in self._ordered])
+        near *= [weight for _, weight in self._ordered]
+        weights = NEAR[[done.place for done, _ in self._ordered], :, :widths]
+        weights *= near[:, None, None]
+        values = np.array([done.log for done, _ in self._ordered])
+        logs = _weighted_median(values, weights.reshape(len(values), 2 * widths))
         logs = logs.reshape(2, widths)
-        shapes = self._shapes.get(rows)
-        if shapes is not None:
-            logs += shapes.at(self._count, widths)
+        for place, shape in self._shapes.get(rows, {}).items():
+            look, width = divmod(place, WIDEST)
+            if width < widths:
+                logs[look, width] += shape.particular(self._count) + shape.usual
         factors = np.ones((2, count))
         np.exp(np.minimum(np.maximum(logs, -BOUND), BOUND), out=factors[:, :widths])
         return factors

@@ -160,6 +160,19 @@ def test_the_rounds_that_price_the_host_are_whole_ones() -> None:
         assert len(rounds) == HOST_ROUNDS and set(rounds) == {proposers[0].block}, rounds
 
 
+def test_what_disturbs_single_rounds_is_not_taken_for_the_price_of_a_look() -> None:
+    profiler = Profiler(engine(), 1.0, lambda event: None, None)
+    calls = iter(range(1000))
+
+    def round(proposer: object, width: int, look: bool) -> float:
+        n = next(calls)
+        warming_up, disturbed = n < 2, n % 5 == 3 or n % 7 == 2
+        return 0.1 + 0.002 * look + 0.5 * warming_up + 0.03 * disturbed
+
+    profiler._site = lambda *_: SimpleNamespace(round=round, close=lambda: None)  # type: ignore
+    assert profiler._price_of_a_look() == pytest.approx(0.002)
+
+
 def test_plain_rounds_alone_and_begun_ahead_are_compared_in_turns() -> None:
     turns, view = Turns(), RowView("r", "dspark", 4, 500, 100, True, True)
 
