@@ -21,11 +21,11 @@ from ..request import Request
 from ..schedule import Policy, make_policy
 from ..schedule.cost import CostKey, CostModel
 from ..sources.store import check_cancel
-from .fit import Samples, evened, fit, typical
+from .fit import Samples, evened, fit
 from .grid import DEEP, SHALLOW, Shape, grid
 from .site import Site
 from .store import device_name
-from .turns import TURN, Turns
+from .turns import TURN, Looks, Turns
 
 Report: TypeAlias = Callable[[Loading | Notice], None]
 Clock: TypeAlias = Callable[[], float]
@@ -33,7 +33,8 @@ Clock: TypeAlias = Callable[[], float]
 PASSES, LEAST_PASSES = 9, 3  # samples of a shape, its first run (kernels compile) not counted
 FINE_PASSES = 15  # samples of a shape of one row
 COARSE, FINE = 0.7, 0.9  # of the budget, spent when all shapes, and those of one row, are done
-LOOKS = 16  # rounds with and without a look
+LOOK_ROUNDS = 18, 48  # least and most rounds with and without a look, in turns
+LOOK_SHARE = 0.12  # of the budget, for those beyond the least
 HOST_ROUNDS = 7
 OVERLAP_TURNS = 4, 16  # least and most turns of plain rounds, alone and begun ahead
 OVERLAP_SHARE = 0.15  # of the budget, for those beyond the least
@@ -155,18 +156,11 @@ class Profiler:
         proposer = self._proposers.get(self.engine.intake.default_method)
         if proposer is None or not proposer.taps:  # its drafts are on the host: nothing to wait for
             return 0.0
-        site = self._site(SHALLOW, 1)
-        blind, looked = [], []
-        for n in range(LOOKS + 1):
-            check_cancel(self._cancel)
-            # Which goes first alternates, so that a drift of the clock speed cancels out.
-            times = {look: site.round(proposer, proposer.block, look) for look in _order(n)}
-            if n:  # the first was a warm-up
-                blind.append(times[False])
-                looked.append(times[True])
-            self._say()
-        site.close()
-        return max(0.0, typical(looked) - typical(blind))
+        looks = Looks()
+        one = self._cost().seconds(1, proposer.block + 1, SHALLOW)
+        for _ in self._rounds(looks, self._affordable(LOOK_ROUNDS, LOOK_SHARE, one)):
+            pass
+        return looks.price
 
     def _overhead(self) -> float:
         """Median host seconds of real rounds: committing, reporting, rolling back."""
@@ -177,12 +171,17 @@ class Profiler:
 
     def _overlap(self) -> float:
         """Median seconds that a plain round saves where it is begun before the last was read."""
-        turns, (least, most) = Turns(), OVERLAP_TURNS
-        one = self._cost().seconds(1, 1, SHALLOW)
-        count = min(max(OVERLAP_SHARE * self.budget / (TURN * one), least), most)
-        for _ in self._rounds(turns, int(count) * TURN):
+        turns = Turns()
+        one = TURN * self._cost().seconds(1, 1, SHALLOW)
+        count = self._affordable(OVERLAP_TURNS, OVERLAP_SHARE, one)
+        for _ in self._rounds(turns, count * TURN):
             pass
         return turns.saved
+
+    def _affordable(self, bounds: tuple[int, int], share: float, seconds: float) -> int:
+        """How many times ``seconds`` that ``share`` of the budget pays, within ``bounds``."""
+        least, most = bounds
+        return int(min(max(share * self.budget / seconds, least), most))
 
     def _rounds(self, policy: Policy, count: int) -> Iterator[Sequence[Event]]:
         """The events of ``count`` real rounds of one row, round by round."""
@@ -250,7 +249,3 @@ def _price(cost: CostModel, shape: Shape) -> float:
     if not shape.method:
         return cost.seconds(shape.rows, shape.size, shape.context)
     return float(cost.drafts(shape.method, shape.rows, shape.size)[-1])
-
-
-def _order(n: int) -> tuple[bool, bool]:
-    return (True, False) if n % 2 else (False, True)

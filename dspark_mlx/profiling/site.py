@@ -1,9 +1,8 @@
 """Single rounds of a model and its proposers with nothing but their cost in them.
 
 A ``Site`` seats R rows of a given context length and runs the parts of a round
-on them: a draft, a target step of W tokens with all that belongs to it
-(choice, features, rollback), and the two together with and without a look at
-the confidences in between. What the tokens say does not matter to the time, so
+on them: a draft, and a target step of W tokens with all that belongs to it
+(choice, features, rollback). What the tokens say does not matter to the time, so
 caches are filled with zeros instead of prefilled. Owns no clock policy: which
 shapes are run, how often, and what is made of it belongs to ``profiler``.
 """
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..cache import GROWTH, SLACK, RowsKV
-from ..propose import Draft, DraftRow, Proposer
+from ..propose import DraftRow, Proposer
 from ..request import SamplingParams
 from ..rows import Rows
 from ..target import Target
@@ -60,22 +59,7 @@ class Site:
         tokens = mx.full((self.rows, width), 1, dtype=mx.int32)
         mx.eval(tokens)
         watch = _Stopwatch()
-        self._step(tokens, [])
-        return watch.seconds()
-
-    def round(self, proposer: Proposer, width: int, look: bool) -> float:
-        """Draft ``width`` tokens and verify them; ``look`` reads the confidences in between."""
-        watch = _Stopwatch()
-        draft = proposer.propose(self._draft_rows(width))
-        width = draft.tokens.shape[1]
-        if look:
-            mx.eval(draft.tokens, draft.confidence)
-            draft.confidence_rows()
-        else:
-            mx.async_eval(draft.tokens, draft.confidence)  # type: ignore[no-untyped-call]
-        anchors = mx.full((self.rows, 1), 1, dtype=mx.int32)
-        tokens = mx.concatenate([anchors, draft.tokens[:, :width]], axis=1)
-        self._step(tokens, [draft.tokens, draft.confidence], draft)
+        self._step(tokens)
         return watch.seconds()
 
     # -- inside -------------------------------------------------------------------------
@@ -97,7 +81,7 @@ class Site:
     def _draft_rows(self, width: int) -> list[DraftRow]:
         return [DraftRow(1, self._drafted_from + 1, _GREEDY, width)] * self.rows
 
-    def _step(self, tokens: mx.array, waiting: list[mx.array], draft: Draft | None = None) -> None:
+    def _step(self, tokens: mx.array) -> None:
         """As the engine verifies: forward, choice, features to the proposers, rollback."""
         width = tokens.shape[1]
         logits, features = self._target.forward(
@@ -105,7 +89,7 @@ class Site:
         )
         specs = [RowSpec(_GREEDY, self.context, width - 1)] * self.rows
         verdict = verify(tokens[:, 1:] if width > 1 else None, logits, specs)
-        waiting = [*waiting, verdict.accepted, verdict.token, *self._cache.arrays]
+        waiting = [verdict.accepted, verdict.token, *self._cache.arrays]
         for proposer in self._proposers:
             waiting += proposer.absorb(self._share(proposer, features))
         mx.eval(waiting)

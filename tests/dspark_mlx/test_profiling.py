@@ -25,7 +25,7 @@ from dspark_mlx.profiling.grid import SHALLOW, Shape, grid
 from dspark_mlx.profiling.profiler import HOST_ROUNDS, Profiler
 from dspark_mlx.profiling.site import Site, blank_rows
 from dspark_mlx.profiling.store import read_profile
-from dspark_mlx.profiling.turns import TURN, Turns
+from dspark_mlx.profiling.turns import TURN, Looks, Turns
 from dspark_mlx.propose import LookupProposer
 from dspark_mlx.request import Request
 from dspark_mlx.schedule import Outcome, RowView, make_policy
@@ -160,17 +160,22 @@ def test_the_rounds_that_price_the_host_are_whole_ones() -> None:
         assert len(rounds) == HOST_ROUNDS and set(rounds) == {proposers[0].block}, rounds
 
 
-def test_what_disturbs_single_rounds_is_not_taken_for_the_price_of_a_look() -> None:
-    profiler = Profiler(engine(), 1.0, lambda event: None, None)
-    calls = iter(range(1000))
-
-    def round(proposer: object, width: int, look: bool) -> float:
-        n = next(calls)
-        warming_up, disturbed = n < 2, n % 5 == 3 or n % 7 == 2
-        return 0.1 + 0.002 * look + 0.5 * warming_up + 0.03 * disturbed
-
-    profiler._site = lambda *_: SimpleNamespace(round=round, close=lambda: None)  # type: ignore
-    assert profiler._price_of_a_look() == pytest.approx(0.002)
+def test_rounds_with_and_without_a_look_are_compared_in_turns() -> None:
+    """What disturbs single rounds, and a machine that slows down, do not enter its price."""
+    looks, view = Looks(), RowView("r", "dspark", 4, 500, 100, True, True)
+    assert looks.price == 0.0
+    asked = []
+    for n in range(32):
+        plan = looks.plan([view])
+        assert plan.widths == (4,)
+        asked.append(plan.look)
+        chances = ((0.9, 0.8, 0.7, 0.6),)
+        assert looks.schedule([view], plan.widths, chances if plan.look else None).lengths == (4,)
+        seconds = 0.1 + 0.00003 * n + 0.002 * plan.look + 0.03 * (n % 5 == 3) + 0.5 * (n == 0)
+        drafting = 0.01 if plan.look else 0.0
+        looks.observe(Outcome((view,), (4,), (4,), (2,), (3,), chances, drafting, 0.1, seconds))
+    assert asked[:6] == [False, True, True, False, False, True]
+    assert looks.price == pytest.approx(0.002, abs=0.0003)
 
 
 def test_plain_rounds_alone_and_begun_ahead_are_compared_in_turns() -> None:
@@ -214,8 +219,6 @@ def test_a_site_leaves_caches_and_proposers_as_it_found_them() -> None:
     for width in (4, 1, 3):
         assert here.step(width) > 0.0
         assert here.draft(proposers[0], min(width, proposers[0].block)) > 0.0
-    for look in (True, False):
-        assert here.round(proposers[0], proposers[0].block, look) > 0.0
     assert here._cache.lengths == [40, 40]
     here.close()
     assert len(proposers[0]._rows) == 0 and proposers[1]._rows == []
