@@ -67,7 +67,7 @@ class Engine:
         self.target = target
         self.tokenizer = tokenizer
         self.policy = policy
-        self.cost: CostModel | None = None  # what rounds cost here, for policies made later
+        self.cost: CostModel | None = None  # what rounds cost here, where it was measured
         self.max_rows = max_rows if target.batches else 1
         self.batch = Batch(target, proposers)
         self.intake = Intake(
@@ -191,12 +191,15 @@ class Engine:
 
         The device then never waits for the host, as in plain generation. Only
         while the policy has promised plain rounds, no row can end before and
-        none is about to join.
+        none is about to join; and not where it was measured to save nothing, as
+        on a processor that the host and the device share.
         """
         replies = self.batch.replies
+        cost = self.cost
         if (
             self._plain_rounds < 1
             or self.intake.joining
+            or (cost is not None and cost.profiled and not cost.overlap)
             or any(reply.remaining < 2 or reply.processors or reply.sampler for reply in replies)
         ):
             return None

@@ -79,6 +79,8 @@ class Session:
         if rows > 1 and self.pair.target.factory.unsupported:
             raise UsageError("this model serves one request at a time", "use --concurrency 1")
         chosen = variants(self.methods(methods), schedules)
+        if any(variant.schedule in PRICED for variant in chosen):
+            self.cost(rows)  # before any side is made: all are to know what a round costs
         sides = [self.side(variant, rows, clock) for variant in chosen]
         with Peers(against, self._setup(draft_model, against), self._say) as peers:
             plan = Plan(
@@ -124,7 +126,9 @@ class Session:
         if variant.schedule in PRICED:
             options["cost"] = self.cost(rows)
         policy = make_policy(variant.schedule, **options)
-        return EngineSide(self.pair, variant, policy, rows, clock=CLOCKS[clock])
+        side = EngineSide(self.pair, variant, policy, rows, clock=CLOCKS[clock])
+        side.engine.cost = self._cost
+        return side
 
     def cost(self, rows: int) -> CostModel:
         """What rounds cost here, measured if that was not done yet."""

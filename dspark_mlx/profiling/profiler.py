@@ -38,6 +38,7 @@ LOOK_SHARE = 0.12  # of the budget, for those beyond the least
 HOST_ROUNDS = 7
 OVERLAP_TURNS = 4, 16  # least and most turns of plain rounds, alone and begun ahead
 OVERLAP_SHARE = 0.15  # of the budget, for those beyond the least
+LEAST_OVERLAP = 0.02  # of a plain round that beginning it early must save: less is noise
 
 
 class Profiler:
@@ -170,13 +171,16 @@ class Profiler:
         return median(found[1:] or found)
 
     def _overlap(self) -> float:
-        """Median seconds that a plain round saves where it is begun before the last was read."""
+        """Median seconds that a plain round saves where it is begun before the last was read.
+
+        0.0 where that is so little that it may be none: then it is not begun early.
+        """
         turns = Turns()
-        one = TURN * self._cost().seconds(1, 1, SHALLOW)
-        count = self._affordable(OVERLAP_TURNS, OVERLAP_SHARE, one)
+        one = self._cost().seconds(1, 1, SHALLOW)
+        count = self._affordable(OVERLAP_TURNS, OVERLAP_SHARE, TURN * one)
         for _ in self._rounds(turns, count * TURN):
             pass
-        return turns.saved
+        return turns.saved if turns.saved > LEAST_OVERLAP * one else 0.0
 
     def _affordable(self, bounds: tuple[int, int], share: float, seconds: float) -> int:
         """How many times ``seconds`` that ``share`` of the budget pays, within ``bounds``."""

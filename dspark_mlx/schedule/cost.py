@@ -87,7 +87,8 @@ class CostModel:
     seconds. ``overhead`` is what a round costs besides (sampling, commit,
     rollback), ``look`` what reading the confidences before verification adds
     (a device sync, and a draft and a verification that are separate graphs),
-    ``overlap`` what a plain round saves where it is begun before the last was read.
+    ``overlap`` what a plain round saves where it is begun before the last was read (0: it
+    is not begun early).
     A method without a draft table drafts for nothing (prompt lookup).
     """
 

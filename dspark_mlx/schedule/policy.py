@@ -56,7 +56,7 @@ class Plan:
     """Tokens to draft per row (0: decode that row plainly), and whether to look first.
 
     ``plain_ahead`` promises that so many rounds after this one are plain too, if
-    the rows stay: the engine then begins each before it has read the last, and
+    the rows stay: the engine may then begin each before it has read the last, and
     does not ask again. Only for plans that draft nothing.
     """
 

@@ -27,6 +27,7 @@ from dspark_mlx.errors import UsageError
 from dspark_mlx.events import Finished, StepDone
 from dspark_mlx.propose import LookupProposer
 from dspark_mlx.request import Cuts, Method, Request
+from dspark_mlx.schedule.cost import CostModel
 
 LENGTHS = (3, 30, 17, 1, 55, 12)
 
@@ -163,6 +164,16 @@ def test_no_round_is_thrown_away_when_rows_come_and_go(kind: str) -> None:
     expect(kind, ran)
     assert forwards == rounds
     assert kept
+
+
+@pytest.mark.parametrize("saved", [None, 0.0, 0.01])
+def test_plain_rounds_are_begun_early_unless_that_saves_nothing(saved: float | None) -> None:
+    engine = make_engine(toy_target("llama"), policy="off")
+    if saved is not None:
+        engine.cost = CostModel({0: {1: {1: 0.1}}}, overlap=saved)
+    early = []
+    expect("llama", run(engine, ask(0, 12), each=lambda e, _: early.append(e._ahead is not None)))
+    assert any(early) == (saved != 0.0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 31, 32])
