@@ -1,7 +1,8 @@
 """How a policy responds to load: one side decodes while another program comes and goes.
 
-Phases off, on, off of as many rounds each; per round what was scheduled,
-predicted and measured. The text is compared with what was written without load.
+Phases off, on, off of as many rounds each, which all begin with the same prompts: a
+length depends on the text too. Per round what was scheduled, predicted and measured.
+The text is compared with what was written without load.
 """
 
 from __future__ import annotations
@@ -75,21 +76,21 @@ class Response:
 
 
 def rounds_to_move(before: Sequence[float], after: Sequence[float]) -> int | None:
-    """Rounds of ``after`` until its running mean is past half way to where it settles.
+    """Rounds of ``after`` until what it differs by from ``before`` is half of what it settles at.
 
-    None when the two phases settle at the same length, so that nothing had to move.
+    Both began with the same text, so rounds of the same number are compared, as running
+    means. None when the two settle at the same length, so that nothing had to move.
     """
     if len(before) < WINDOW or len(after) < WINDOW:
         return None
-    start, goal = mean(_settled(before)), mean(_settled(after))
-    if abs(goal - start) < MOVED:
+    change = [now - then for then, now in zip(before, after, strict=False)]
+    goal = mean(_settled(change))
+    if abs(goal) < MOVED:
         return None
-    middle = (start + goal) / 2
-    for n in range(len(after) - WINDOW + 1):
-        now = mean(after[n : n + WINDOW])
-        if (now - middle) * (goal - start) >= 0:
+    for n in range(len(change) - WINDOW + 1):
+        if (mean(change[n : n + WINDOW]) - goal / 2) * goal >= 0:
             return n
-    return len(after)
+    return len(change)
 
 
 def _settled(lengths: Sequence[float]) -> Sequence[float]:
@@ -105,30 +106,30 @@ def respond(
     max_tokens: int = 128,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Response:
-    """Decode ``prompts`` one after another, over and over, until every phase has its rounds."""
+    """In every phase, decode ``prompts`` one after another until it has its rounds."""
     points: list[Point] = []
     texts: dict[int, list[tuple[int, ...]]] = {}
-    supply = cycle(enumerate(prompts))
     with load:
-        while len(points) < rounds * len(PHASES):
-            i, prompt = next(supply)
-            written: list[int] = []
-            name = f"load-{len(points)}"
-            side.engine.submit(Request(name, tokens=tuple(prompt), max_tokens=max_tokens))
-            while side.engine.active and len(points) < rounds * len(PHASES):
-                phase = len(points) // rounds
-                if PHASES[phase] == "on":
-                    load.on()
-                else:
-                    load.off()
-                progress(len(points), rounds * len(PHASES), f"{side.name}, load {PHASES[phase]}")
-                for event in side.engine.step():
-                    if isinstance(event, StepDone):
-                        points.append(_point(phase, event))
-                        written += [t.id for t in event.rows[0].tokens]
-            side.engine.cancel(name)
-            side.engine.step()
-            texts.setdefault(i, []).append(tuple(written))
+        for phase, state in enumerate(PHASES):
+            if state == "on":
+                load.on()
+            else:
+                load.off()
+            supply = cycle(enumerate(prompts))
+            while len(points) < rounds * (phase + 1):
+                i, prompt = next(supply)
+                written: list[int] = []
+                name = f"load-{len(points)}"
+                side.engine.submit(Request(name, tokens=tuple(prompt), max_tokens=max_tokens))
+                while side.engine.active and len(points) < rounds * (phase + 1):
+                    progress(len(points), rounds * len(PHASES), f"{side.name}, load {state}")
+                    for event in side.engine.step():
+                        if isinstance(event, StepDone):
+                            points.append(_point(phase, event))
+                            written += [t.id for t in event.rows[0].tokens]
+                side.engine.cancel(name)
+                side.engine.step()
+                texts.setdefault(i, []).append(tuple(written))
     for i in texts:  # what is written when nobody else is there
         texts[i].append(side.run([prompts[i]], max_tokens, 0.0, 0).tokens[0])
     return Response(

@@ -115,6 +115,11 @@ def test_a_move_is_found_when_it_happens() -> None:
     assert rounds_to_move([2.0] * 40, [7.0] * 40) == 0
     assert rounds_to_move([5.0] * 40, [5.1] * 40) is None
     assert rounds_to_move([5.0] * 3, [1.0] * 40) is None
+    easy_then_hard = [5.0] * 20 + [1.0] * 20  # what the text does is no move
+    assert rounds_to_move(easy_then_hard, easy_then_hard) is None
+    assert rounds_to_move(easy_then_hard, [n + (i > 8) for i, n in enumerate(easy_then_hard)]) in (
+        range(5, 9)
+    )
 
 
 def lengths(*phases: list[float]) -> Response:
@@ -164,8 +169,18 @@ def test_every_phase_has_its_rounds_and_the_text_does_not_change(
     side = EngineSide(pair, Variant("dspark", "auto", "dspark auto"), policy, 1)
     switch = Switch()
     encoded = [encode(pair, prompt) for prompt in prompts]
+    asked: list[tuple[int, tuple[int, ...]]] = []
+    submit = side.engine.submit
+
+    def note(request):
+        asked.append((len(switch.changes), request.tokens))
+        submit(request)
+
+    side.engine.submit = note
     found = respond(side, encoded, switch, rounds=12, max_tokens=20)
     assert switch.changes == [*PHASES, "end"]
+    by_phase = [[tokens for phase, tokens in asked if phase == p + 1] for p in range(3)]
+    assert all(texts[0] == tuple(encoded[0]) for texts in by_phase)
     assert [len(found.phase(p)) for p in range(3)] == [12, 12, 12]
     assert found.unchanged and found.replies >= 2
     assert len(found.moved) == 2
