@@ -91,7 +91,8 @@ def simulate(
         )  # fmt: skip
         if promised < 1 or names != [row.name for row in active]:
             plan = policy.plan(views)
-            promised = 0 if any(plan.widths) else plan.plain_ahead + 1
+            ahead = plan.plain_ahead > 0 and world.overlap > 0.0  # as the engine begins them
+            promised = plan.plain_ahead + 1 if ahead and not any(plan.widths) else 0
             names = [row.name for row in active]
             asked = True
         else:
@@ -116,7 +117,7 @@ def simulate(
         count = len(active)
         drafting = sum(1 for n in drafted if n)
         context = max(v.context for v in views)
-        overlapped = plan.plain_ahead > 0 and not any(drafted)
+        overlapped = ahead and not any(drafted)
         if overlapped:
             step = world.plain(count, context)
         else:
