@@ -94,6 +94,17 @@ class Batch:
 
     # -- one round ------------------------------------------------------------------------
 
+    def foresee(self) -> list[tuple[float, ...] | None]:
+        """Per row the confidences of its next draft, where they are known before it is made."""
+        found: list[tuple[float, ...] | None] = [None] * len(self.replies)
+        for proposer in self.proposers.values():
+            mine = self.members(proposer)
+            if mine:
+                known = proposer.foresee([self.replies[r].anchor for r in mine])
+                for r, chances in zip(mine, known, strict=True):
+                    found[r] = chances
+        return found
+
     def draft(self, widths: Sequence[int]) -> Draft | None:
         """Every proposer's draft for its own rows, as one draft of all; None if none is wanted."""
         parts: list[tuple[list[int], Draft]] = []

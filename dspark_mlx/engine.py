@@ -164,7 +164,8 @@ class Engine:
 
         Parts of it are begun on as they are built, so that the device need not wait for all.
         """
-        views = tuple(self._view(reply) for reply in self.batch.replies)
+        foreseen = self.batch.foresee()
+        views = tuple(map(self._view, self.batch.replies, foreseen))
         plan = self.policy.plan(views)
         self._plain_rounds = plan.plain_ahead if not any(plan.widths) else 0
         draft = self.batch.draft(plan.widths)
@@ -324,17 +325,19 @@ class Engine:
     def _everyone(self) -> list[Reply]:
         return [*self.intake.waiting(), *self.batch.replies]
 
-    def _view(self, reply: Reply) -> RowView:
+    def _view(self, reply: Reply, foreseen: tuple[float, ...] | None) -> RowView:
         proposer = self.batch.proposers.get(reply.method)
+        block = proposer.block if proposer else 0
         return RowView(
             request_id=reply.id,
             method=reply.method,
-            block=proposer.block if proposer else 0,
+            block=block if foreseen is None else len(foreseen),
             remaining=reply.remaining,
             context=reply.context,
             pathwise=reply.pathwise,
-            calibrated=proposer.calibrated if proposer else False,
+            calibrated=proposer.calibrated if proposer and foreseen is None else False,
             cuts=reply.request.cuts,
+            foreseen=foreseen,
         )
 
     def _spec(self, reply: Reply, q: mx.array | None, length: int, ahead: int = 0) -> RowSpec:

@@ -96,7 +96,8 @@ class RowStep:
     ``survival`` (their running product, calibrated) have one entry per drafted
     token, or none where they were not computed. ``reason`` says why the cut
     fell there. ``curve`` is the scheduler's expected tokens/s for each
-    possible length 0..len(drafted), or empty.
+    possible length 0..len(drafted), or empty. ``copied``: the draft was what followed
+    when the same tokens occurred before, and cost nothing.
     """
 
     request_id: str
@@ -112,6 +113,7 @@ class RowStep:
     reason: str = ""
     curve: tuple[float, ...] = ()
     calibrated: bool = False
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

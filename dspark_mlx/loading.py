@@ -26,7 +26,7 @@ from .engine import Engine
 from .errors import DsparkError, ModelError, UsageError
 from .events import CostTable, Loaded, Loading, Notice
 from .profiling import load_or_profile
-from .propose import DSparkProposer, LookupProposer, Proposer
+from .propose import CopyingProposer, DSparkProposer, LookupProposer, Proposer
 from .registry import ModelEntry, Registry
 from .request import METHODS, Method
 from .schedule import CostModel, Off, make_policy
@@ -49,6 +49,8 @@ class LoadOptions:
     the CPU. ``kv_bytes`` bounds the KV caches (None: a quarter of the memory).
     ``policy`` are the options of ``make_policy``. ``profile`` measures what
     rounds cost here, unless that is stored already or the schedule needs no prices.
+    ``copy``: where the text repeats itself the drafter's place is taken by a copy of up to
+    ``lookup_block`` tokens of what followed before.
     """
 
     model: str
@@ -65,6 +67,7 @@ class LoadOptions:
     max_rows: int = 8
     prefill_chunk: int = 512
     lookup_block: int = 8
+    copy: bool = True
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +88,7 @@ class Pair:
     method: str
     reason: str
     lookup_block: int = 8
+    copy: bool = True
 
     def proposers(self) -> list[Proposer]:
         """Fresh proposers, for one engine."""
@@ -92,7 +96,8 @@ class Pair:
             return []
         found: list[Proposer] = [LookupProposer(self.lookup_block)]
         if self.drafter is not None:
-            found.insert(0, DSparkProposer(self.drafter, self.target.vocab_size))
+            drafter = DSparkProposer(self.drafter, self.target.vocab_size)
+            found.insert(0, CopyingProposer(drafter, self.lookup_block) if self.copy else drafter)
         return found
 
 
@@ -194,7 +199,7 @@ def load_pair(
     report(Loading("check", 0, 1, entry.name))
     target.check(tuple(drafter.config.target_layer_ids) if drafter else ())
     report(Loading("check", 1, 1, entry.name))
-    return Pair(target, tokenizer, drafter, method, reason, options.lookup_block)
+    return Pair(target, tokenizer, drafter, method, reason, options.lookup_block, options.copy)
 
 
 def load_target(folder: Path, options: LoadOptions) -> tuple[Target, Any]:

@@ -13,9 +13,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from .propose import Proposer
+from .propose import CopyingRow, Proposer
 from .rows import Rows
 
+# What a proposer keeps of a row that holds arrays; anything else is rebuilt from the tokens.
+_WITH_ARRAYS = (Rows, CopyingRow)
 # A state is cut rather than copied when it loses less than this part of what is kept.
 LOSS_SHARE = 8
 
@@ -31,12 +33,14 @@ class Prefix:
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + (self.draft.nbytes if isinstance(self.draft, Rows) else 0)
+        return self.rows.nbytes + (self.draft.nbytes if isinstance(self.draft, _WITH_ARRAYS) else 0)
 
     @property
     def arrays(self) -> list[mx.array]:
         """What must be evaluated for the state to stand without the rows it was taken from."""
-        return self.rows.arrays + (self.draft.arrays if isinstance(self.draft, Rows) else [])
+        return self.rows.arrays + (
+            self.draft.arrays if isinstance(self.draft, _WITH_ARRAYS) else []
+        )
 
 
 class PrefixStore:
@@ -110,5 +114,5 @@ class PrefixStore:
 
 
 def _copy(draft: Any) -> Any:
-    """Only a context cache must outlive the copy; anything else is rebuilt from the tokens."""
-    return draft.extract(0) if isinstance(draft, Rows) else None
+    """What outlives the row it was taken from."""
+    return draft.extract(0) if isinstance(draft, _WITH_ARRAYS) else None

@@ -53,6 +53,7 @@ class Reporter:
             reason=schedule.reasons[r],
             curve=schedule.curves[r] if schedule.curves else (),
             calibrated=view.calibrated,
+            copied=view.foreseen is not None and bool(drafted),
         )
 
     def step(

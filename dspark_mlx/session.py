@@ -115,7 +115,9 @@ class Session:
                 )
             drafter = draft_model
         method, reason = choose_method(target, drafter, "auto", pair.reason)
-        made = Session(Pair(target, pair.tokenizer, drafter, method, reason, pair.lookup_block))
+        made = Session(
+            Pair(target, pair.tokenizer, drafter, method, reason, pair.lookup_block, pair.copy)
+        )
         self._variants[key] = made
         return made
 

@@ -25,7 +25,14 @@ from dspark_mlx.drafter.model import Drafter
 from dspark_mlx.drafter.pairing import attach_target
 from dspark_mlx.engine import Engine
 from dspark_mlx.events import Event, Finished, Prefill, Queued, StepDone, Token
-from dspark_mlx.propose import Draft, DraftRow, DSparkProposer, LookupProposer, Proposer
+from dspark_mlx.propose import (
+    CopyingProposer,
+    Draft,
+    DraftRow,
+    DSparkProposer,
+    LookupProposer,
+    Proposer,
+)
 from dspark_mlx.request import Request
 from dspark_mlx.schedule import make_policy
 from dspark_mlx.schedule.policy import Outcome, Plan, Policy, RowView, Schedule
@@ -117,6 +124,9 @@ class ScriptProposer:
 
     def extract(self, row: int) -> list[int]:
         return list(self._rows[row])
+
+    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+        return [None] * len(anchors)
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         width = max(row.width for row in rows)
@@ -396,6 +406,9 @@ def check_state(engine: Engine) -> None:
             assert layer.lengths == held
     for proposer in batch.proposers.values():
         mine = [context[r] for r in batch.members(proposer)]
+        if isinstance(proposer, CopyingProposer):
+            assert [len(row.tokens) for row in proposer._lookup._rows] == mine
+            proposer = proposer.alone
         if isinstance(proposer, DSparkProposer):
             assert proposer._rows.lengths == mine
         elif isinstance(proposer, LookupProposer):

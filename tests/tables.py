@@ -102,6 +102,9 @@ class TableDrafter:
     def extract(self, row: int) -> list[int]:
         return []
 
+    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+        return [None] * len(anchors)
+
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         width = max(row.width for row in rows)
         sampler = _BlockSampler(rows, self.table.shape[0], None)

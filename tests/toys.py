@@ -202,6 +202,9 @@ class OracleProposer:
     def extract(self, row: int) -> list[int]:
         return self._rows[row]
 
+    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+        return [None] * len(anchors)
+
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         width = max(row.width for row in rows)
         drafts, confidence = [], []

@@ -16,6 +16,7 @@ from .text import clean
 
 _SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
 _RAW = "uncalibrated"
+_COPIED = "copied from above"
 FULL, SHORT = 6, 4  # heights
 
 
@@ -92,8 +93,9 @@ def draw(request: RequestState | None, width: int, height: int) -> Canvas:
             canvas.text(x, len(labels), "target's" if full else "↑ own", "target")
         x += wide
     # In the row of the confidences (or what stands for them), where nothing else needs the room.
-    if row.confidence and not row.calibrated and x + len(_RAW) + 1 < width:
-        canvas.right(2, _RAW, "dim", width - 1)
+    note = _COPIED if row.copied else "" if row.calibrated or not row.confidence else _RAW
+    if note and x + len(note) + 1 < width:
+        canvas.right(2, note, "dim", width - 1)
     _line(canvas, 1, len(labels) + 1, f"why  {row.reason}" if full else row.reason, "text")
     return canvas
 

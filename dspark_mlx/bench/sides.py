@@ -257,7 +257,7 @@ class Gathered:
         before = self._rounds[-1][0].drafted if self._rounds else 1
         return Shape(
             rows=len(step.rows),
-            drafting=sum(n > 0 for n in drafted),
+            drafting=sum(bool(row.drafted) and not row.copied for row in step.rows),
             drafted=most,
             scheduled=max((row.scheduled for row in step.rows), default=0),
             looked=step.draft_seconds > 0.0,

@@ -60,6 +60,12 @@ def add_model_flags(parser: argparse.ArgumentParser, *, decoding: bool = True) -
     group.add_argument(
         "--drafter-bits", type=int, choices=(4, 8), metavar="N", help="quantise the drafter"
     )
+    group.add_argument(
+        "--no-copy",
+        dest="copy",
+        action="store_false",
+        help="leave all drafting to the drafter, also where the text repeats itself",
+    )
     group.add_argument("--context", type=_count, default=0, metavar="N", help="longest context")
     group.add_argument("--cache-dir", type=Path, metavar="DIR", help="keep models in DIR")
 
@@ -121,6 +127,7 @@ def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
         kv_bits=args.kv_bits,
         drafter_bits=args.drafter_bits,
         context=args.context,
+        copy=args.copy,
         cache_dir=args.cache_dir,
         **more,
     )

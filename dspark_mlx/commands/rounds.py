@@ -120,12 +120,17 @@ def read_prompts(files: Sequence[Path], most: int, skip: int = 0) -> list[Prompt
 
 
 def make_engine(options: LoadOptions, *, calibrated: bool, rows: int = ROWS) -> tuple[Any, Any]:
-    """An engine that verifies whole drafts, and its pair. Without calibration unless asked."""
+    """An engine that verifies whole drafts, and its pair.
+
+    Not ``calibrated``: the drafter alone, its confidences as drafted.
+    """
     from ..loading import load_pair, new_engine
     from ..registry import Registry
     from ..schedule import Fixed
 
-    options = dataclasses.replace(options, method="dspark", max_rows=rows)
+    options = dataclasses.replace(
+        options, method="dspark", max_rows=rows, copy=options.copy and calibrated
+    )
     entry = Registry.load().resolve(options.model)
     pair = load_pair(entry, options)
     if not calibrated and pair.drafter is not None:
@@ -168,7 +173,8 @@ def play(
     while engine.active:
         for event in engine.step():
             if isinstance(event, StepDone):
-                peaks = drafts.pop().peaks.tolist() if drafts else [()] * len(event.rows)
+                noted = drafts.pop().peaks if drafts else None
+                peaks = [()] * len(event.rows) if noted is None else noted.tolist()
                 for row, peak in zip(event.rows, peaks, strict=True):
                     if row.scheduled:
                         rounds.append(_round(row, *kinds[row.request_id], peak))

@@ -108,6 +108,14 @@ class Proposer(Protocol):
 
     def extract(self, row: int) -> Any: ...
 
+    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+        """Per row the confidences of the draft behind its anchor, where they are known already.
+
+        Such a draft is on the host and costs nothing; it may be empty. None: it is still
+        to be made. Called before a round is planned, and not in every round.
+        """
+        ...
+
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         """Draft for all rows; at most ``rows[r].width`` tokens count for row r."""
         ...

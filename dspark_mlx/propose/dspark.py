@@ -73,6 +73,13 @@ class DSparkProposer:
         self._flush()
         return self._rows.extract(row)
 
+    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+        return [None] * len(anchors)
+
+    def rates(self) -> list[float]:
+        """How often each position has stood lately, given those before it: one number a slot."""
+        return [self._hits.rate(0, k) for k in range(self.block)]
+
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         self._flush()
         width = max(row.width for row in rows)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 # Two imagined observations at this rate start every cell, so that the first real
 # ones move it without swinging it.
 PRIOR_RATE = 0.5
@@ -26,3 +29,30 @@ class HitRate:
             hits, seen = self._cells.get((kind, position), (0.0, 0.0))
             hit = 1.0 if position < accepted else 0.0
             self._cells[kind, position] = (DECAY * hits + hit, DECAY * seen + 1.0)
+
+
+class MatchRate:
+    """P(the next token is the one that followed before), by how many tokens before it match.
+
+    Before anything is seen a match of n tokens counts as n hits and one miss: the
+    more of the text has repeated, the likelier it goes on to.
+    """
+
+    def __init__(self, lengths: Sequence[int] = (2, 3, 4, 5, 8, 12)) -> None:
+        """``lengths``, ascending: where one group of matches ends and the next begins."""
+        self._lengths = tuple(lengths)
+        self._cells = [(0.0, 0.0)] * len(self._lengths)
+
+    def rate(self, length: int) -> float:
+        i = self._group(length)
+        hits, seen = self._cells[i]
+        n = self._lengths[i]
+        return (hits + PRIOR_WEIGHT * n / (n + 1)) / (seen + PRIOR_WEIGHT)
+
+    def observe(self, length: int, hit: bool) -> None:
+        i = self._group(length)
+        hits, seen = self._cells[i]
+        self._cells[i] = (DECAY * hits + hit, DECAY * seen + 1.0)
+
+    def _group(self, length: int) -> int:
+        return max(bisect_right(self._lengths, length) - 1, 0)

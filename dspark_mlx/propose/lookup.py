@@ -1,8 +1,10 @@
 """Prompt lookup: propose what followed the last time the same few tokens occurred.
 
 Needs no drafter, so any target can speculate with it; pays where a reply copies
-from its context (summaries, edits, code). Its confidence is its own running hit
-rate, by length of the match. Method: prompt lookup decoding (A. Saxena, 2023).
+from its context or repeats itself (summaries, edits, code, lists). Its confidence is
+learned from every token that joins a reply: how often, behind a match of so many
+tokens, what followed before follows again. Method: prompt lookup decoding
+(A. Saxena, 2023).
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from .base import Draft, DraftRow
-from .hit_rate import HitRate
+from .hit_rate import MatchRate
 
-NGRAMS = (5, 4, 3, 2)  # longest match first
+NGRAMS = (12, 8, 5, 4, 3, 2)  # longest match first
 
 
 @dataclass
@@ -24,7 +26,6 @@ class LookupRow:
 
     tokens: list[int] = field(default_factory=list)
     index: dict[tuple[int, ...], int] = field(default_factory=dict)
-    kind: int = 0  # length of the match the current draft came from
 
     def append(self, token: int) -> None:
         end = len(self.tokens)
@@ -33,25 +34,32 @@ class LookupRow:
                 self.index[tuple(self.tokens[end - n : end])] = end
         self.tokens.append(token)
 
-    def draft(self, anchor: int, width: int) -> list[int]:
-        """What followed the longest earlier match of the text's end, at most ``width`` tokens."""
-        text = self.tokens
+    def copy(self) -> LookupRow:
+        return LookupRow(list(self.tokens), dict(self.index))
+
+    def match(self, *anchor: int) -> tuple[int, int]:
+        """Tokens of the longest match of the text's end, and where it went on; (0, 0) if none.
+
+        ``anchor``: the last token, where it is not yet in the text.
+        """
+        end = (*self.tokens[-NGRAMS[0] :], *anchor)
         for n in NGRAMS:
-            if len(text) + 1 < n:
-                continue
-            at = self.index.get((*text[len(text) + 1 - n :], anchor))
-            if at is None:
-                continue
-            self.kind = n
-            drafted: list[int] = []
-            tail = [anchor]
-            for k in range(at, at + width):
-                # A match that overlaps its own continuation repeats with its period.
-                known = k - len(text)
-                drafted.append(text[k] if known < 0 else (tail + drafted)[known])
-            return drafted
-        self.kind = 0
-        return []
+            at = self.index.get(end[-n:]) if len(end) >= n else None
+            if at is not None:
+                return n, at
+        return 0, 0
+
+    def draft(self, anchor: int, width: int) -> tuple[int, list[int]]:
+        """The length of the match behind ``anchor``, and at most ``width`` tokens after it."""
+        n, at = self.match(anchor)
+        if not n:
+            return 0, []
+        text, drafted, tail = self.tokens, [], [anchor]
+        for k in range(at, at + width):
+            # A match that overlaps its own continuation repeats with its period.
+            known = k - len(text)
+            drafted.append(text[k] if known < 0 else (tail + drafted)[known])
+        return n, drafted
 
 
 class LookupProposer:
@@ -63,7 +71,7 @@ class LookupProposer:
 
     def __init__(self, block: int = 8) -> None:
         self.block = block
-        self.hits = HitRate()
+        self.hits = MatchRate()
         self._rows: list[LookupRow] = []
 
     def new_row(self) -> LookupRow:
@@ -80,6 +88,8 @@ class LookupProposer:
         return len(row.tokens)
 
     def roll_back_row(self, row: LookupRow, length: int) -> None:
+        if length == len(row.tokens):
+            return
         kept = row.tokens[:length]
         row.tokens, row.index = [], {}
         self.prefill(row, kept, None)
@@ -93,23 +103,23 @@ class LookupProposer:
     def extract(self, row: int) -> LookupRow:
         return self._rows[row]
 
+    def copy(self, row: int, anchor: int, width: int) -> tuple[list[int], list[float]]:
+        """What may follow ``anchor`` in that row, with the chance of each token in turn.
+
+        Behind k tokens that stood, the match is k tokens longer.
+        """
+        n, drafted = self._rows[row].draft(anchor, width)
+        return drafted, [self.hits.rate(n + k) for k in range(len(drafted))]
+
+    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+        return [tuple(self.copy(r, anchor, self.block)[1]) for r, anchor in enumerate(anchors)]
+
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
-        drafts = [
-            state.draft(row.anchor, min(row.width, self.block)) if row.width else []
-            for state, row in zip(self._rows, rows, strict=True)
-        ]
-        width = max(map(len, drafts), default=0)
-        confidence = [
-            [self.hits.rate(state.kind, k) if k < len(draft) else 0.0 for k in range(width)]
-            for state, draft in zip(self._rows, drafts, strict=True)
-        ]
-        padded = [draft + [0] * (width - len(draft)) for draft in drafts]
-        shape = (len(drafts), width)
-        return Draft(
-            tokens=mx.array(padded, dtype=mx.int32).reshape(shape),
-            counts=tuple(map(len, drafts)),
-            confidence=mx.array(confidence, dtype=mx.float32).reshape(shape),
-            q=(None,) * len(drafts),
+        return on_host(
+            [
+                self.copy(r, row.anchor, min(row.width, self.block)) if row.width else ([], [])
+                for r, row in enumerate(rows)
+            ]
         )
 
     def absorb(self, features: mx.array | None) -> list[mx.array]:
@@ -121,10 +131,23 @@ class LookupProposer:
         verified: Sequence[int],
         accepted: Sequence[int],
     ) -> None:
-        for state, tokens, checked, stood in zip(
-            self._rows, context, verified, accepted, strict=True
-        ):
+        for row, tokens in zip(self._rows, context, strict=True):
             for token in tokens:
-                state.append(token)
-            if checked:
-                self.hits.observe(state.kind, stood, checked)
+                n, at = row.match()
+                if n:
+                    self.hits.observe(n, row.tokens[at] == token)
+                row.append(token)
+
+
+def on_host(drafts: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Draft:
+    """Tokens and confidences per row, of any lengths, as one padded draft."""
+    width = max((len(tokens) for tokens, _ in drafts), default=0)
+    shape = (len(drafts), width)
+    ids = [[*tokens, *[0] * (width - len(tokens))] for tokens, _ in drafts]
+    chances = [[*chance, *[0.0] * (width - len(chance))] for _, chance in drafts]
+    return Draft(
+        tokens=mx.array(ids, dtype=mx.int32).reshape(shape),
+        counts=tuple(len(tokens) for tokens, _ in drafts),
+        confidence=mx.array(chances, dtype=mx.float32).reshape(shape),
+        q=(None,) * len(drafts),
+    )

@@ -21,6 +21,9 @@ from .padded import gains_of, padded, survivals
 from .policy import Outcome, Plan, RowView, Schedule
 from .skip import AHEAD, SURE, Budget, Choice, Outlook, Switch, outlook, worth_drafting
 
+COPIES_OVER = 16.0  # plans that show how often something is foreseen
+COPY_WINS = 2.0  # plain rounds that a copy saves, about
+
 
 @dataclass(frozen=True, slots=True)
 class _Round:
@@ -44,6 +47,7 @@ class Auto:
         self._round = _Round("plain")
         self._moves = 0
         self._present: set[str] = set()
+        self._copying = 0.0  # share of the last plans that foresaw something
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
         if self._moves != self.learner.correction.moves:
@@ -51,9 +55,15 @@ class Auto:
             self.budget.renew()
         self._round, widths = self._decide(rows)
         self.learner.asked(rows, widths)
+        self._copying += (any(row.foreseen for row in rows) - self._copying) / COPIES_OVER
         if not any(widths):
-            return Plan(widths=widths, look=False, plain_ahead=self._round.ahead)
+            return Plan(widths=widths, look=False, plain_ahead=self._ahead(rows))
         return Plan(widths=widths, look=self._round.kind == "look" or any_looks(rows))
+
+    def _ahead(self, rows: Sequence[RowView]) -> int:
+        """Plain rounds that may be promised: none where they would keep too many copies away."""
+        won = self._copying * COPY_WINS * self.learner.plain(rows) if self._copying else 0.0
+        return self._round.ahead if won <= self.learner.cost.overlap else 0
 
     def _decide(self, rows: Sequence[RowView]) -> tuple[_Round, tuple[int, ...]]:
         none = (0,) * len(rows)

@@ -83,7 +83,10 @@ class History:
         self._born = 0
 
     def observe(self, outcome: Outcome, asked: Sequence[int], honest: Floats) -> None:
-        """``asked (R,)`` tokens each row's proposer was asked for; ``honest (R, K)`` its c_k."""
+        """``asked (R,)`` tokens each row's proposer was asked for; ``honest (R, K)`` its c_k.
+
+        A draft that was foreseen says nothing of one that is still to be made.
+        """
         if not any(asked):
             return
         count, width = honest.shape
@@ -93,14 +96,14 @@ class History:
         for r, row in enumerate(outcome.rows):
             n, block = there[r], row.block
             # The proposer had no more to give, unless it was not asked for more.
-            if 0 < asked[r] <= n:
+            if 0 < asked[r] <= n and row.foreseen is None:
                 there[r] = block
                 if n < block:
                     chance[r, n:block] = _inherited(self._honesty.rates(row, block), chance[r], n)
         gains = np.zeros((count, chance.shape[1] + 1))
         np.multiply.accumulate(chance, axis=1).cumsum(axis=1, out=gains[:, 1:])
         for r, row in enumerate(outcome.rows):
-            if not asked[r]:
+            if not asked[r] or row.foreseen is not None:
                 continue
             gain = gains[r, : row.block + 1]
             self.ring(row).push(gain, there[r])

@@ -88,10 +88,10 @@ class Honesty:
     """Corrections of all methods in use. ``correct`` before a decision, ``observe`` after."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, bool], _Kind] = {}
+        self._kinds: dict[tuple[str, bool, bool], _Kind] = {}
 
     def _kind(self, row: RowView, length: int) -> _Kind:
-        key = (row.method, row.calibrated)
+        key = (row.method, row.calibrated, row.foreseen is not None)
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = _Kind(row.calibrated)

@@ -62,7 +62,9 @@ class Lagged:
             if not row.cap:
                 continue
             gain = old.get(row.request_id)
-            if gain is None:
+            if row.foreseen is not None:  # from the text before it, like what is old
+                gain = self.learner.gains(row)
+            elif gain is None:
                 gain = self.learner.history.ring(row).mean
             gain = gain[: row.cap + 1]
             n = min(len(gain), most + 1)
@@ -90,6 +92,6 @@ class Lagged:
             {
                 row.request_id: np.concatenate([[0.0], gains[r, : outcome.drafted[r]]])
                 for r, row in enumerate(outcome.rows)
-                if outcome.drafted[r]
+                if outcome.drafted[r] and row.foreseen is None
             }
         )

@@ -44,15 +44,31 @@ class Learner:
         return self.cost.plain(len(rows), max(row.context for row in rows))
 
     def draft(self, rows: Sequence[RowView], widths: Sequence[int] | None, most: int) -> Floats:
-        """Seconds of drafting 0..``most`` tokens for those ``rows`` that have a width."""
-        counts: dict[str, int] = {}
+        """Seconds of drafting 0..``most`` tokens for those ``rows`` that have a width.
+
+        Nothing for a draft that is there already, nor beyond what its rows may want of a proposer.
+        """
+        counts: dict[str, tuple[int, int]] = {}
         for r, row in enumerate(rows):
-            if widths[r] if widths is not None else row.cap:
-                counts[row.method] = counts.get(row.method, 0) + 1
+            width = widths[r] if widths is not None else row.cap
+            if width and row.foreseen is None:
+                n, longest = counts.get(row.method, (0, 0))
+                counts[row.method] = n + 1, max(longest, width)
         total = np.zeros(most + 1)
-        for method, n in counts.items():
-            total = total + self.cost.drafts(method, n, most)
+        for method, (n, longest) in counts.items():
+            seconds = self.cost.drafts(method, n, min(most, longest))
+            total[: len(seconds)] += seconds
+            total[len(seconds) :] += seconds[-1]
         return total
+
+    def gains(self, row: RowView) -> Floats:
+        """Expected tokens won by verifying 0..block of a foreseen draft: ``(block + 1,)``."""
+        chances = row.foreseen or ()
+        gains = np.zeros(len(chances) + 1)
+        if chances:
+            honest = self.honesty.correct((row,), (len(chances),), (chances,))[0]
+            np.multiply.accumulate(honest).cumsum(out=gains[1:])
+        return gains
 
     def seconds(
         self, rows: Sequence[RowView], drafted: Sequence[int], look: bool, most: int

@@ -29,6 +29,8 @@ class RowView:
     ``pathwise``: the row's text is the same whatever is verified (greedy
     target, or draft sampling greedy or coupled).
     ``calibrated``: its confidences have been calibrated on held-out rounds.
+    ``foreseen``: confidences of its draft, where they are known before it is made (a copy of
+    earlier text, on the host): it costs nothing, and is ``block`` tokens long. Else None.
     """
 
     request_id: str
@@ -39,6 +41,7 @@ class RowView:
     pathwise: bool
     calibrated: bool = False
     cuts: Cuts = field(default_factory=Cuts)
+    foreseen: tuple[float, ...] | None = None
 
     @property
     def cap(self) -> int:

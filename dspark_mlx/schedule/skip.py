@@ -78,12 +78,12 @@ def worth_drafting(
     caps = list(caps)
     counts: dict[str, int] = {}
     for row, cap in zip(rows, caps, strict=True):
-        if cap:
+        if cap and row.foreseen is None:
             counts[row.method] = counts.get(row.method, 0) + 1
     extra: dict[tuple[str, int], Floats] = {}  # what one row more costs, per draft length
     for r, row in enumerate(rows):
         n, cap = counts.get(row.method, 0), caps[r]
-        if not cap or n < 2:
+        if not cap or n < 2 or row.foreseen is not None:
             continue
         key = row.method, n
         more = extra.get(key)
@@ -135,6 +135,12 @@ def _together(
     there, least = np.zeros(SAMPLES, np.int64), 0
     for row, cap in zip(rows, caps, strict=True):
         if not cap:
+            continue
+        if row.foreseen is not None:  # known, the same in every sample
+            gains = learner.gains(row)
+            total[:, : cap + 1] += gains[: cap + 1]
+            total[:, cap + 1 :] += gains[cap]
+            least = max(least, cap)
             continue
         ring = learner.history.ring(row)
         if ring.gains.shape[1] == most + 1 == cap + 1:

@@ -49,7 +49,9 @@ class Threshold:
         most = self.cuts.draft_length
         widths = tuple(row.cap if most is None else min(row.cap, most) for row in rows)
         look = any(widths) and (self.cuts.look or any_looks(rows))
-        return Plan(widths=widths, look=look, plain_ahead=0 if any(widths) else FOREVER)
+        later = any(row.foreseen is not None and row.cuts.draft_length != 0 for row in rows)
+        never = not any(widths) and (most == 0 or not later)
+        return Plan(widths=widths, look=look, plain_ahead=FOREVER if never else 0)
 
     def schedule(
         self,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark_mlx.propose import DraftRow, LookupProposer
-from dspark_mlx.propose.hit_rate import HitRate
+from dspark_mlx.propose.hit_rate import HitRate, MatchRate
 from dspark_mlx.propose.lookup import NGRAMS, LookupRow
 from dspark_mlx.request import SamplingParams
 
@@ -48,7 +48,10 @@ def test_drafts_equal_a_scan_of_the_text(text: list[int], split: int, width: int
     draft = proposer.propose([DraftRow(text[-1], len(text), SamplingParams(), width)])
     kind, expected = naive(text, width)
     assert draft.token_rows() == [expected]
-    assert proposer._rows[0].kind == kind
+    assert proposer._rows[0].draft(text[-1], width)[0] == kind
+    rates = [proposer.hits.rate(kind + k) for k in range(len(expected))]
+    assert draft.confidence_rows() == [pytest.approx(rates)]
+    assert proposer.foresee([text[-1]]) == [tuple(proposer.copy(0, text[-1], 9)[1])]
     assert draft.counts == (len(expected),) and draft.q == (None,)
 
 
@@ -70,7 +73,7 @@ def test_a_repetition_continues_with_its_period() -> None:
     row = LookupRow()
     for token in [9, 1, 2, 3, 1, 2, 3, 1]:
         row.append(token)
-    assert row.draft(2, 7) == [3, 1, 2, 3, 1, 2, 3]
+    assert row.draft(2, 7) == (5, [3, 1, 2, 3, 1, 2, 3])
 
 
 def test_rows_of_a_batch_keep_to_themselves() -> None:
@@ -103,6 +106,28 @@ def test_confidence_is_the_running_hit_rate() -> None:
     assert hits.rate(3, 0) < 0.3
 
 
+def test_the_longer_the_match_the_likelier_it_goes_on() -> None:
+    rates = MatchRate()
+    assert rates.rate(2) == pytest.approx(2 / 3) and rates.rate(12) == pytest.approx(12 / 13)
+    assert rates.rate(7) == rates.rate(5) and rates.rate(40) == rates.rate(12)
+    for _ in range(60):
+        rates.observe(7, hit=False)
+    assert rates.rate(5) < 0.1 and rates.rate(4) == pytest.approx(4 / 5)
+    for _ in range(60):
+        rates.observe(5, hit=True)
+    assert rates.rate(7) > 0.8
+
+
+def test_every_token_of_a_reply_says_how_much_matches_are_worth() -> None:
+    proposer = LookupProposer(4)
+    row = proposer.new_row()
+    proposer.prefill(row, [1, 2, 3, 4, 1, 2], None)
+    proposer.join(row)
+    before = proposer.hits.rate(2), proposer.hits.rate(3)
+    proposer.settle([[3, 9]], [0], [0])  # behind 1 2 comes 3 again; behind 1 2 3 not 4
+    assert proposer.hits.rate(2) > before[0] and proposer.hits.rate(3) < before[1]
+
+
 def test_confidence_rises_where_a_reply_copies() -> None:
     proposer = LookupProposer(4)
     row = proposer.new_row()
@@ -115,7 +140,7 @@ def test_confidence_rises_where_a_reply_copies() -> None:
         assert draft.token_rows() == [text[at + 1 : at + 5]]
         seen.append(draft.confidence_rows()[0][0])
         proposer.settle([text[at : at + 5]], [4], [4])
-    assert seen[0] == 0.5 and seen == sorted(seen) and seen[-1] > 0.85
+    assert seen == sorted(seen) and seen[0] < 0.93 < 0.97 < seen[-1]
 
 
 def test_a_target_that_repeats_itself_takes_fewer_rounds() -> None:

@@ -13,7 +13,7 @@ from drafter_toys import toy_drafter
 from dspark_mlx.drafter.pairing import attach_target
 from dspark_mlx.engine import Engine
 from dspark_mlx.events import Finished, StepDone
-from dspark_mlx.propose import DSparkProposer, LookupProposer
+from dspark_mlx.propose import CopyingProposer, DSparkProposer, LookupProposer
 from dspark_mlx.request import Cuts, Request, SamplingParams
 from dspark_mlx.schedule import POLICIES, make_policy
 from dspark_mlx.schedule.tables import tables
@@ -51,7 +51,7 @@ def engine(target: Target, policy: str, table: str, rows: int) -> Engine:
     attach_target(drafter, target)
     proposers = [
         toys.OracleProposer(target.model, 5, noise=0.3),
-        DSparkProposer(drafter, target.vocab_size),
+        CopyingProposer(DSparkProposer(drafter, target.vocab_size), 6),
         LookupProposer(4),
     ]
     cost = tables()[table] if table else None

@@ -19,7 +19,7 @@ from tables import NoEnd, TableDrafter, chi_square, law, table_target
 from toys import MODELS, prompt
 
 import dspark_mlx.verify as verification
-from dspark_mlx.propose import LookupProposer
+from dspark_mlx.propose import CopyingProposer, LookupProposer
 from dspark_mlx.request import Cuts, Request, SamplingParams
 from dspark_mlx.sampling import Purpose, gumbel, key, log_weights, probabilities, uniform
 from dspark_mlx.verify import RowSpec, verify
@@ -272,13 +272,15 @@ def test_the_count_would_notice_a_wrong_law() -> None:
         assert statistic > bound
 
 
-def test_a_real_drafters_independent_drafts_keep_the_law() -> None:
+@pytest.mark.parametrize("copies", [False, True], ids=["drafted", "copied"])
+def test_a_real_drafters_independent_drafts_keep_the_law(copies: bool) -> None:
     """Two tokens behind a prompt, of a toy whose first two tokens' law can be computed."""
     target = toy_target("llama")
-    tokens = tuple(prompt(9))
+    tokens = tuple(prompt(9)) * (2 if copies else 1)
     sampling = {"temperature": 0.7, "top_k": 6, "draft_sampling": "probabilistic"}
     lesson = [*tokens, *plain_text("llama", tokens, 6)]
     proposer = dspark(target, block=2, reduced=True, lessons=[lesson])
+    copied = 0
     replies, rows = 320, 40
     counts: dict[int, int] = {}
     for first in range(0, replies, rows):
@@ -292,9 +294,12 @@ def test_a_real_drafters_independent_drafts_keep_the_law() -> None:
             )
             for seed in range(first, first + rows)
         ]
-        engine = make_engine(target, [proposer], max_rows=rows)
+        chosen = CopyingProposer(proposer) if copies else proposer
+        engine = make_engine(target, [chosen], max_rows=rows)
         for ran in run(engine, *asked).values():
             counts[ran.tokens[1]] = counts.get(ran.tokens[1], 0) + 1
+            copied += ran.rounds[0].copied
+    assert copied == (replies if copies else 0)
     asked_for = SamplingParams(**sampling)
     first_law = np.array(probabilities(target.model(mx.array([tokens]))[0, -1], asked_for))
     second = np.zeros_like(first_law, dtype=np.float64)

@@ -82,7 +82,8 @@ def reliability(state: LiveState, width: int, height: int) -> Canvas:
     """How often the drafter was right over how sure it was; the diagonal is honest."""
     canvas = Canvas(width, height)
     error = state.calibration_error()
-    calibrated = state.last_row.calibrated if state.last_row else False
+    last = state.last_row
+    calibrated = last is not None and (last.calibrated or last.copied)
     axes.title(
         canvas, "confidence", f"off by {percent(error)}" + ("" if calibrated else " uncalibrated")
     )

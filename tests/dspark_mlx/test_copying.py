@@ -1,0 +1,273 @@
+"""A drafter that copies where the text repeats: which of the two drafts, and that neither shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from decoding import Whims, dspark, make_engine, plain_text, request, run, run_one, toy_target
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import MODELS, prompt
+
+from dspark_mlx.propose import CopyingProposer, DraftRow
+from dspark_mlx.request import Request, SamplingParams
+from dspark_mlx.schedule import Plan, make_policy
+from dspark_mlx.schedule.policy import RowView
+from dspark_mlx.schedule.tables import tables
+
+COUNT = 40
+
+
+def copying(kind: str = "llama", block: int = 4, copy: int = 6, **options: Any) -> CopyingProposer:
+    return CopyingProposer(dspark(toy_target(kind), block=block, **options), copy)
+
+
+def repeated(length: int = 9, times: int = 2, seed: int = 0) -> tuple[int, ...]:
+    return tuple(prompt(length, seed)) * times
+
+
+def row(anchor: int, width: int) -> DraftRow:
+    return DraftRow(anchor, 1, SamplingParams(), width)
+
+
+def features(proposer: CopyingProposer, count: int) -> mx.array:
+    return mx.zeros((1, count, len(proposer.taps) * toy_target("llama").hidden_size))
+
+
+def seated(*texts: tuple[int, ...]) -> CopyingProposer:
+    """A proposer whose rows hold these texts but for their last tokens."""
+    proposer = copying(block=4, copy=6)
+    for text in texts:
+        state = proposer.new_row()
+        proposer.prefill(state, text[:-1], features(proposer, len(text) - 1))
+        proposer.join(state)
+    return proposer
+
+
+# -- which of the two -----------------------------------------------------------------------
+
+
+def test_copies_only_what_was_foreseen_and_drafts_the_rest() -> None:
+    proposer = copying(block=3, copy=6)
+    target = toy_target("llama")
+    engine = make_engine(target, [proposer], policy="fixed", max_rows=2)
+    seen = {"copied": 0, "drafted": 0, "both": 0}
+
+    def each(engine: Any, events: Any) -> None:
+        for event in events:
+            for done in getattr(event, "rows", ()):
+                seen["copied" if done.copied else "drafted"] += 1
+                assert len(done.drafted) <= (6 if done.copied else 3)
+                assert not (done.copied and done.calibrated)
+            kinds = {done.copied for done in getattr(event, "rows", ())}
+            seen["both"] += len(kinds) == 2
+
+    asked = [
+        request(str(i), tokens=tuple(prompt(7, seed=i)), max_tokens=COUNT, ignore_eos=True)
+        for i in range(6)
+    ]
+    run(engine, *asked, each=each)
+    assert all(seen.values()), seen
+
+
+def test_a_round_whose_rows_all_copy_never_asks_the_drafter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proposer = copying(copy=5)
+    engine = make_engine(toy_target("llama"), [proposer], policy="fixed")
+    calls: list[int] = []
+    draft = proposer.alone.propose
+    monkeypatch.setattr(
+        proposer.alone, "propose", lambda rows: calls.append(len(rows)) or draft(rows)
+    )
+    ran = run_one(engine, request(tokens=repeated(), max_tokens=COUNT, ignore_eos=True))
+    drafted = [done for done in ran.rounds if done.drafted and not done.copied]
+    assert len(calls) == len(drafted) < len(ran.rounds)
+
+
+def test_the_drafter_is_preferred_where_it_has_been_winning_more() -> None:
+    proposer = copying(block=4, copy=4)
+    row_state = proposer.new_row()
+    proposer._lookup.prefill(row_state.text, [5, 1, 2, 9, 9, 5, 1], None)
+    proposer._lookup.join(row_state.text)
+    (found,) = proposer.foresee([2])  # behind a match of three
+    assert found is not None and len(found) == 4
+    for _ in range(40):
+        proposer.alone._hits.observe(0, 4, 4)  # every draft stood whole
+    assert proposer.foresee([2]) == [None]
+    for _ in range(40):
+        proposer.alone._hits.observe(0, 0, 4)
+    assert proposer.foresee([2]) == [found]
+
+
+def test_a_draft_asked_for_without_a_forecast_is_the_drafters() -> None:
+    """As the profile asks: prices must be those of drafting."""
+    proposer = seated(repeated())
+    anchor = repeated()[-1]
+    draft = proposer.propose([row(anchor, 4)])
+    assert draft.peaks is not None and draft.counts == (4,)
+    (chances,) = proposer.foresee([anchor])
+    assert chances is not None
+    copy = proposer.propose([row(anchor, 4)])
+    assert copy.peaks is None and copy.q == (None,)
+    assert copy.token_rows() == [list(repeated()[:4])]
+    assert copy.confidence_rows() == [pytest.approx(chances[:4])]
+    again = proposer.propose([row(anchor, 4)])  # a forecast holds for one round
+    assert again.peaks is not None and again.token_rows() == draft.token_rows()
+
+
+def test_what_a_copy_got_right_says_nothing_of_the_drafter() -> None:
+    proposer = seated(repeated())
+    before = proposer.alone.rates()
+    proposer.foresee([repeated()[-1]])
+    proposer.propose([row(repeated()[-1], 4)])
+    proposer.absorb(features(proposer, 5))
+    proposer.settle([[repeated()[-1], *repeated()[:4]]], [4], [4])
+    assert proposer.alone.rates() == before
+
+
+def test_rows_that_want_nothing_neither_copy_nor_draft() -> None:
+    proposer = seated(repeated())
+    proposer.foresee([repeated()[-1]])
+    assert proposer.propose([row(repeated()[-1], 0)]).counts == (0,)
+
+
+# -- nothing of it shows in the text ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["auto", "fixed", "lagged", "early-stop", "threshold", "off"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_lossless_greedy(kind: str, policy: str) -> None:
+    target = toy_target(kind)
+    tokens = repeated(6, 3)
+    own = list(plain_text(kind, tokens, COUNT))
+    cost = None if policy in ("fixed", "threshold", "off") else tables()["cpu-2-cores"]
+    made = make_policy(policy) if cost is None else make_policy(policy, cost=cost)
+    engine = make_engine(target, [copying(kind)], policy=made)
+    ran = run_one(engine, request(tokens=tokens, max_tokens=COUNT, ignore_eos=True))
+    assert ran.tokens == own
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=15, deadline=None)
+def test_rows_come_go_and_are_taken_up_again(seed: int) -> None:
+    """Ragged rows at random, some cancelled; then each conversation goes on from what was kept."""
+    target = toy_target("llama")
+    rng = np.random.default_rng(seed)
+    engine = make_engine(
+        target, [copying()], policy=Whims(seed), max_rows=3, kv_limit=1 << 30, prefill_chunk=8
+    )
+    asked = [
+        request(
+            f"r{i}",
+            tokens=repeated(int(rng.integers(2, 7)), int(rng.integers(1, 4)), seed=i),
+            max_tokens=int(rng.integers(5, COUNT)),
+            ignore_eos=True,
+        )
+        for i in range(5)
+    ]
+    later = {int(rng.integers(1, 9)): [item] for item in asked[1:]}
+    first = run(engine, asked[0], later=later)
+    for item in asked:
+        if item.id not in first:
+            continue
+        own = list(plain_text("llama", item.tokens or (), item.max_tokens))
+        assert first[item.id].tokens == own
+        longer = (*(item.tokens or ()), *own, *prompt(3, seed=seed))
+        again = request("again " + item.id, tokens=longer, max_tokens=12, ignore_eos=True)
+        ran = run_one(engine, again)
+        assert ran.prefills[0].reused > 0
+        assert ran.tokens == list(plain_text("llama", longer, 12))
+
+
+@pytest.mark.parametrize("draft_sampling", ["coupled", "greedy"])
+def test_a_seed_gives_one_text_with_and_without_copies(draft_sampling: Any) -> None:
+    target = toy_target("llama")
+    hot = SamplingParams(temperature=0.8, top_k=8, seed=5, draft_sampling=draft_sampling)
+
+    def ask() -> Request:
+        return request(tokens=repeated(), max_tokens=COUNT, ignore_eos=True, sampling=hot)
+
+    ran = run_one(make_engine(target, [copying()]), ask())
+    assert any(done.copied for done in ran.rounds)
+    assert ran.tokens == run_one(make_engine(target), ask()).tokens
+
+
+# -- what the scheduler makes of a draft it can foresee -----------------------------------------
+
+
+def view(name: str = "r", **options: Any) -> RowView:
+    base = {"method": "dspark", "block": 5, "remaining": 90, "context": 40, "pathwise": True}
+    return RowView(request_id=name, **(base | {"calibrated": True} | options))
+
+
+def foreseen(chances: tuple[float, ...], name: str = "r") -> RowView:
+    return view(name, block=len(chances), calibrated=False, foreseen=chances)
+
+
+SURE, DOUBTFUL = (0.97,) * 8, (0.2,) * 8
+
+
+def test_a_sure_copy_is_verified_whole_and_a_doubtful_one_is_not() -> None:
+    auto = make_policy("auto", cost=tables()["cpu-2-cores"])
+    plan: Plan = auto.plan((foreseen(SURE),))
+    assert plan.widths == (8,) and not plan.look  # nothing to look at: it is known
+    schedule = auto.schedule((foreseen(SURE),), (8,), None)
+    assert schedule.lengths == (8,)
+    cost = tables()["cpu-2-cores"]
+    steps = cost.steps(1, 40, 8)
+    assert schedule.predicted_seconds == pytest.approx(steps[8] + cost.overhead)  # no draft in it
+    assert auto.plan((foreseen(DOUBTFUL),)).widths[0] < 2
+
+
+def test_what_is_foreseen_is_not_taken_for_the_drafters_usual_worth() -> None:
+    auto = make_policy("auto", cost=tables()["linear"])
+    ring = auto.learner.history.ring(view())
+    before = ring.mean.tolist()
+    plan = auto.plan((foreseen(SURE),))
+    schedule = auto.schedule((foreseen(SURE),), plan.widths, None)
+    from dspark_mlx.schedule.policy import Outcome
+
+    length = schedule.lengths[0]
+    auto.observe(
+        Outcome(
+            (foreseen(SURE),), plan.widths, schedule.lengths, (length,), (length + 1,),
+            (SURE[: plan.widths[0]],), 0.0, 0.1, 0.1,
+        )
+    )  # fmt: skip
+    assert auto.learner.history.ring(view()).mean.tolist() == before
+
+
+def test_one_row_copies_beside_one_that_drafts() -> None:
+    """The draft is paid for the row that needs it, at the length it may want."""
+    auto = make_policy("auto", cost=tables()["cpu-2-cores"])
+    cost = tables()["cpu-2-cores"]
+    rows = (foreseen(SURE, "a"), view("b"))
+    seconds = auto.learner.draft(rows, (8, 3), 8)
+    expected = cost.drafts("dspark", 1, 3)
+    assert seconds.tolist() == pytest.approx([*expected, *[expected[-1]] * 5])
+    assert not auto.learner.draft((foreseen(SURE),), (8,), 8).any()
+    gains = auto.learner.gains(rows[0])
+    assert len(gains) == 9 and (np.diff(gains) > 0).all()
+
+
+@pytest.mark.parametrize("policy", ["fixed", "threshold"])
+def test_nothing_foreseen_now_promises_nothing_for_later(policy: str) -> None:
+    made = make_policy(policy)
+    assert made.plan((foreseen(()),)).plain_ahead == 0
+    assert made.plan((view(block=0),)).plain_ahead > 0
+
+
+def test_plain_rounds_are_promised_only_where_copies_are_rare() -> None:
+    cost = tables()["linear"]
+    cost.overlap = 0.05 * cost.seconds(1, 1)
+    auto = make_policy("auto", cost=cost)
+    for _ in range(60):
+        ahead = auto.plan((foreseen(()),)).plain_ahead
+    assert ahead > 0
+    for _ in range(4):
+        auto.plan((foreseen(SURE),))
+    assert auto.plan((foreseen(()),)).plain_ahead == 0
