@@ -1,10 +1,11 @@
 """``--schedule auto``: the most tokens per second that stays lossless for these rows.
 
-Each round it takes the best of three ways: decode plainly; draft and verify a
-width settled from earlier rounds, in one graph (``lagged``); or look at the
-confidences first and pay for it, then verify the global optimum where no
-decision can change the text (``optimum``), else enter level after level on
-what is known so far (``causal``). Which of them it was is ``Schedule.policy``.
+Each round it takes the best of these ways: decode plainly; verify a copy of earlier
+text, whose confidences are known beforehand (``copy``); draft and verify a width
+settled from earlier rounds, in one graph (``lagged``); or look at the confidences
+first and pay for it, then verify the global optimum where no decision can change the
+text (``optimum``), else enter level after level on what is known so far (``causal``).
+Which of them it was is ``Schedule.policy``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ COPY_WINS = 2.0  # plain rounds that a copy saves, about
 class _Round:
     """What the plan of this round decided, for its schedule and outcome."""
 
-    kind: str  # plain, probe, measure, check, lagged, look
+    kind: str  # plain, probe, measure, check, copy, lagged, look
     choice: Choice | None = None
     outlook: Outlook | None = None
     ahead: int = 0
@@ -84,6 +85,15 @@ class Auto:
         causal = any(cap and not row.pathwise for cap, row in zip(caps, rows, strict=True))
         view = outlook(self.learner, rows, caps, causal, any_looks(rows))
         best, plain, once = view.best, view.plain.rate, len(rows) / view.plain.rate
+        widths = tuple(min(cap, best.width) for cap in caps)
+        if all(row.foreseen is not None for cap, row in zip(caps, rows, strict=True) if cap):
+            # Known beforehand: nothing to try, and nothing learned of drafting.
+            pays = best.rate > plain
+            return (
+                (_Round("copy", best, view), widths)
+                if pays
+                else (_Round("plain", view.plain, view), none)
+            )
         present = {row.request_id for row in rows}
         self.budget.welcome(len(present - self._present) / len(rows), once)
         self._present = present
@@ -91,7 +101,7 @@ class Auto:
             (best.rate > SURE * plain and self.budget.proven) or self.budget.left(0.0, once)
         ):
             kind = "look" if best.look else "lagged"
-            return _Round(kind, best, view), tuple(min(cap, best.width) for cap in caps)
+            return _Round(kind, best, view), widths
         trial = view.fixed
         if view.hope(len(rows)) <= plain:  # not even a perfect draft would pay
             return _Round("plain", view.plain, view, AHEAD), none
@@ -161,6 +171,8 @@ class Auto:
             slow = (len(rows) + float(view.mean[width])) / view.fixed.rate
             line = reasons.plain(width, slow, took, float(view.mean[width]))
             lines = [line] * len(rows)
+        elif kind == "copy":
+            lines = [reasons.copied(n, most, took, expected) if n else why for n, why in allowed]
         elif kind == "probe":
             lines = ["trying whether drafting pays again" if n else why for n, why in allowed]
         else:
@@ -179,7 +191,8 @@ class Auto:
         if outcome.round_seconds > 0.0:
             self.budget.round(outcome.round_seconds)
             view = self._round.outlook
-            if view is not None and any(outcome.drafted):
+            drafted = any(outcome.drafted) and self._round.kind != "copy"
+            if view is not None and drafted:
                 committed, rows = sum(outcome.committed), len(outcome.rows)
                 self.budget.charge(outcome.round_seconds, committed, view.plain.rate, rows)
         self.learner.observe(outcome)

@@ -42,6 +42,14 @@ def unpriced(limits: Limits, policy: str = "") -> Schedule:
     )
 
 
+def copied(length: int, width: int, seconds: float, expected: float) -> str:
+    """Why a row verifies what followed when the same tokens occurred before."""
+    what = f"{tokens(length)} copied from above"
+    if length < width:
+        what += f", another row verifies {width}"
+    return f"{what}: {expected:.2f} expected tokens in {1e3 * seconds:.0f} ms"
+
+
 def chosen(width: int, seconds: float, expected: float) -> str:
     """Why a row drafts and verifies ``width``, settled before its draft was made."""
     return (

@@ -73,13 +73,23 @@ def worth_drafting(
     """``caps``, but 0 for rows whose own draft costs more than it could ever win.
 
     In a padded step one row's verification is paid by the widest row, its draft
-    is not.
+    is not. Beside rows that need no draft, all those of a method may go without.
     """
     caps = list(caps)
-    counts: dict[str, int] = {}
-    for row, cap in zip(rows, caps, strict=True):
-        if cap and row.foreseen is None:
-            counts[row.method] = counts.get(row.method, 0) + 1
+    drafting: dict[str, list[int]] = {}
+    for r, row in enumerate(rows):
+        if caps[r] and row.foreseen is None:
+            drafting.setdefault(row.method, []).append(r)
+    if any(row.foreseen and cap for row, cap in zip(rows, caps, strict=True)):
+        for method, mine in list(drafting.items()):
+            longest = max(caps[r] for r in mine)
+            won = sum(learner.history.ring(rows[r]).won(caps[r]) for r in mine)
+            price = learner.cost.drafts(method, len(mine), longest)[longest]
+            if won < rate * price:
+                del drafting[method]
+                for r in mine:
+                    caps[r] = 0
+    counts = {method: len(mine) for method, mine in drafting.items()}
     extra: dict[tuple[str, int], Floats] = {}  # what one row more costs, per draft length
     for r, row in enumerate(rows):
         n, cap = counts.get(row.method, 0), caps[r]

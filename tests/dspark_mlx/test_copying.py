@@ -15,7 +15,8 @@ from toys import MODELS, prompt
 from dspark_mlx.propose import CopyingProposer, DraftRow
 from dspark_mlx.request import Request, SamplingParams
 from dspark_mlx.schedule import Plan, make_policy
-from dspark_mlx.schedule.policy import RowView
+from dspark_mlx.schedule.cost import CostModel
+from dspark_mlx.schedule.policy import Outcome, RowView
 from dspark_mlx.schedule.tables import tables
 
 COUNT = 40
@@ -229,8 +230,6 @@ def test_what_is_foreseen_is_not_taken_for_the_drafters_usual_worth() -> None:
     before = ring.mean.tolist()
     plan = auto.plan((foreseen(SURE),))
     schedule = auto.schedule((foreseen(SURE),), plan.widths, None)
-    from dspark_mlx.schedule.policy import Outcome
-
     length = schedule.lengths[0]
     auto.observe(
         Outcome(
@@ -252,6 +251,17 @@ def test_one_row_copies_beside_one_that_drafts() -> None:
     assert not auto.learner.draft((foreseen(SURE),), (8,), 8).any()
     gains = auto.learner.gains(rows[0])
     assert len(gains) == 9 and (np.diff(gains) > 0).all()
+
+
+def test_a_draft_for_one_row_must_be_worth_it_where_the_others_copy() -> None:
+    """Nothing else is saved by not drafting: the copy is verified in any case."""
+    rows = (foreseen(SURE, "a"), view("b"))
+    for draft, drafts in ((0.001, True), (0.5, False)):
+        cost = CostModel(
+            {0: {1: {1: 0.1, 9: 0.15}, 2: {1: 0.1, 9: 0.15}}}, {"dspark": {1: {5: draft}}}
+        )
+        widths = make_policy("auto", cost=cost).plan(rows).widths
+        assert widths[0] == 8 and bool(widths[1]) == drafts
 
 
 @pytest.mark.parametrize("policy", ["fixed", "threshold"])

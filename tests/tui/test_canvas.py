@@ -154,6 +154,8 @@ def test_the_strip_has_room_for_the_whole_reason_and_marks_one_that_is_cut(
         assert lines[-1].endswith(reason)
     wide = strip.draw(request, 120, strip.FULL).plain()
     assert wide[2].endswith("uncalibrated") and "uncalibrated" not in wide[-1]
+    request.last = dataclasses.replace(request.last, copied=True)
+    assert strip.draw(request, 120, strip.FULL).plain()[2].endswith("copied from above")
     narrow = strip.draw(request, 38, strip.SHORT).plain()
     assert narrow[-1].endswith("…") and reason.startswith(narrow[-1].strip(" …"))
     assert strip.draw(None, 38, strip.SHORT).plain()[0].endswith("…")
