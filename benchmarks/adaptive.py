@@ -10,9 +10,9 @@ decoding; with 4 requests at once at least the best of plain and fixed, batched;
 and the scheduled length moved within 15 rounds when load comes and goes, and is
 then where it was before. All in one process, interleaved, losslessness checked.
 
-Judged with every round at the usual price of its shape, whichever side ran it:
-what is compared is the lengths chosen, and a machine that is faster one minute
-than the next decides nothing. The rates as timed are printed too.
+Judged by the clock. What the same rounds would have taken at the usual price of
+their shapes, whichever side ran them, is printed too: it tells a bad choice of
+lengths from a slow minute of the machine.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Checks:
 
 def against_fixed(session: Session, args: argparse.Namespace, checks: Checks) -> None:
     results = compare(session, args, concurrency=[1])
-    timed = {verdict.name: verdict for verdict in report.hindsight(results)}
-    for verdict in report.hindsight(results.evened()):
-        print(f"as timed: {report.line(timed[verdict.name])}")
+    usual = {verdict.name: verdict for verdict in report.hindsight(results.evened())}
+    for verdict in report.hindsight(results):
         plain = verdict.of_plain or 0.0
         checks.say(verdict.of_best >= SHARE and plain >= SHARE, report.line(verdict))
+        print(f"at usual prices: {report.line(usual[verdict.name])}")
     checks.say(results.lossless, report.losslessness(results)[0])
 
 
 def batched(session: Session, args: argparse.Namespace, checks: Checks) -> None:
     results = compare(session, args, concurrency=[BATCH])
-    for word, rates in (("as timed: ", results), ("", results.evened())):
+    for word, rates in (("", results), ("at usual prices: ", results.evened())):
         sides = {
             side: report.over_domains(rates, [c for c in rates.cells() if c.name.side == side]).tps
             for side in results.sides
