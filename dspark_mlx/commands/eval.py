@@ -1,5 +1,6 @@
 """``dspark eval``: how much of what a drafter drafts the target accepts, by domain and temperature.
 
+Copies of earlier text included, as the engine drafts; ``--no-copy`` judges the drafter alone.
 Real rounds on held-out prompts, the whole block verified each time. Speed is
 ``dspark bench``'s business.
 """

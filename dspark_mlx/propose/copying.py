@@ -39,8 +39,8 @@ class CopyingRow:
         return self.draft.arrays
 
     def extract(self, row: int) -> CopyingRow:
-        """A copy; ``row`` is 0."""
-        return CopyingRow(self.draft.extract(row), self.text.copy())
+        """A copy; ``row`` is 0. The index, larger than the text, is made again by a roll back."""
+        return CopyingRow(self.draft.extract(row), LookupRow(list(self.text.tokens)))
 
 
 class CopyingProposer:
@@ -91,7 +91,8 @@ class CopyingProposer:
         self._lookup.keep(rows)
 
     def extract(self, row: int) -> CopyingRow:
-        return CopyingRow(self.alone.extract(row), self._lookup.extract(row).copy())
+        text = self._lookup.extract(row)
+        return CopyingRow(self.alone.extract(row), LookupRow(list(text.tokens)))
 
     def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
         self._forget()

@@ -78,7 +78,7 @@ class DSparkProposer:
 
     def rates(self) -> list[float]:
         """How often each position has stood lately, given those before it: one number a slot."""
-        return [self._hits.rate(0, k) for k in range(self.block)]
+        return self._hits.rates(0, self.block)
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         self._flush()

@@ -23,6 +23,15 @@ class HitRate:
         hits, seen = self._cells.get((kind, position), (0.0, 0.0))
         return (hits + PRIOR_RATE * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
 
+    def rates(self, kind: int, count: int) -> list[float]:
+        """Of positions 0..``count``; one seldom seen is taken to be like the one before it."""
+        rates, prior = [], PRIOR_RATE
+        for position in range(count):
+            hits, seen = self._cells.get((kind, position), (0.0, 0.0))
+            prior = (hits + prior * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
+            rates.append(prior)
+        return rates
+
     def observe(self, kind: int, accepted: int, verified: int) -> None:
         """One draft of which ``verified`` tokens were checked and ``accepted`` stood."""
         for position in range(min(accepted + 1, verified)):

@@ -34,9 +34,6 @@ class LookupRow:
                 self.index[tuple(self.tokens[end - n : end])] = end
         self.tokens.append(token)
 
-    def copy(self) -> LookupRow:
-        return LookupRow(list(self.tokens), dict(self.index))
-
     def match(self, *anchor: int) -> tuple[int, int]:
         """Tokens of the longest match of the text's end, and where it went on; (0, 0) if none.
 
@@ -88,7 +85,7 @@ class LookupProposer:
         return len(row.tokens)
 
     def roll_back_row(self, row: LookupRow, length: int) -> None:
-        if length == len(row.tokens):
+        if length == len(row.tokens) and row.index:
             return
         kept = row.tokens[:length]
         row.tokens, row.index = [], {}

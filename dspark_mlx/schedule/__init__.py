@@ -7,6 +7,7 @@ asks the system.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..errors import UsageError
 from ..request import Cuts
@@ -46,13 +47,7 @@ class _WithCuts:
         self.name, self._policy, self._cuts = policy.name, policy, cuts
 
     def _rows(self, rows: Sequence[RowView]) -> tuple[RowView, ...]:
-        return tuple(
-            RowView(
-                row.request_id, row.method, row.block, row.remaining, row.context, row.pathwise,
-                row.calibrated, stricter(row.cuts, self._cuts),
-            )
-            for row in rows
-        )  # fmt: skip
+        return tuple(replace(row, cuts=stricter(row.cuts, self._cuts)) for row in rows)
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
         return self._policy.plan(self._rows(rows))

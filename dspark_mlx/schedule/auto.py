@@ -22,6 +22,7 @@ from .padded import gains_of, padded, survivals
 from .policy import Outcome, Plan, RowView, Schedule
 from .skip import AHEAD, SURE, Budget, Choice, Outlook, Switch, outlook, worth_drafting
 
+SPARED = 24  # rounds in a row, at most, in which rows go without a draft beside copies
 COPIES_OVER = 16.0  # plans that show how often something is foreseen
 COPY_WINS = 2.0  # plain rounds that a copy saves, about
 
@@ -48,6 +49,7 @@ class Auto:
         self._round = _Round("plain")
         self._moves = 0
         self._present: set[str] = set()
+        self._spared = 0  # rounds in a row in which rows went without a draft beside copies
         self._copying = 0.0  # share of the last plans that foresaw something
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
@@ -63,7 +65,9 @@ class Auto:
 
     def _ahead(self, rows: Sequence[RowView]) -> int:
         """Plain rounds that may be promised: none where they would keep too many copies away."""
-        won = self._copying * COPY_WINS * self.learner.plain(rows) if self._copying else 0.0
+        if not self._round.ahead or not self._copying:
+            return self._round.ahead
+        won = self._copying * COPY_WINS * self.learner.plain(rows)
         return self._round.ahead if won <= self.learner.cost.overlap else 0
 
     def _decide(self, rows: Sequence[RowView]) -> tuple[_Round, tuple[int, ...]]:
@@ -77,7 +81,11 @@ class Auto:
         if not any(caps):
             return _Round("plain", ahead=AHEAD), none
         slow = len(rows) / self.learner.plain(rows)
-        caps = worth_drafting(self.learner, rows, caps, slow)
+        wanted = sum(map(bool, caps))
+        caps = worth_drafting(self.learner, rows, caps, slow, spare=self._spared < SPARED)
+        # Rows that go without a draft beside others' copies are tried again now and then.
+        fewer = sum(map(bool, caps)) < wanted and any(row.foreseen for row in rows)
+        self._spared = self._spared + 1 if fewer else 0
         if not any(caps):
             return _Round("plain", ahead=AHEAD), none
         if self.learner.correction.blind(len(rows)):
@@ -85,15 +93,13 @@ class Auto:
         causal = any(cap and not row.pathwise for cap, row in zip(caps, rows, strict=True))
         view = outlook(self.learner, rows, caps, causal, any_looks(rows))
         best, plain, once = view.best, view.plain.rate, len(rows) / view.plain.rate
-        widths = tuple(min(cap, best.width) for cap in caps)
         if all(row.foreseen is not None for cap, row in zip(caps, rows, strict=True) if cap):
-            # Known beforehand: nothing to try, and nothing learned of drafting.
-            pays = best.rate > plain
-            return (
-                (_Round("copy", best, view), widths)
-                if pays
-                else (_Round("plain", view.plain, view), none)
-            )
+            # Known beforehand: nothing to look at, nothing to try, nothing learned of drafting.
+            choice = best if any_looks(rows) else view.fixed
+            if choice.rate > plain:
+                return _Round("copy", choice, view), tuple(min(cap, choice.width) for cap in caps)
+            return _Round("plain", view.plain, view), none
+        widths = tuple(min(cap, best.width) for cap in caps)
         present = {row.request_id for row in rows}
         self.budget.welcome(len(present - self._present) / len(rows), once)
         self._present = present

@@ -31,6 +31,7 @@ class Learner:
         self.honesty = Honesty()
         self.history = History(self.honesty)
         self._asked: dict[str, int] = {}
+        self._drafts = False  # whether any draft had to be made
 
     # -- prices -------------------------------------------------------------------------
 
@@ -46,7 +47,8 @@ class Learner:
     def draft(self, rows: Sequence[RowView], widths: Sequence[int] | None, most: int) -> Floats:
         """Seconds of drafting 0..``most`` tokens for those ``rows`` that have a width.
 
-        Nothing for a draft that is there already, nor beyond what its rows may want of a proposer.
+        Nothing for a draft that is there already, nor beyond what its rows may want of a
+        proposer; but where one row of a method drafts, the drafter runs for those that copy too.
         """
         counts: dict[str, tuple[int, int]] = {}
         for r, row in enumerate(rows):
@@ -56,6 +58,7 @@ class Learner:
                 counts[row.method] = n + 1, max(longest, width)
         total = np.zeros(most + 1)
         for method, (n, longest) in counts.items():
+            n += sum(row.method == method and bool(row.foreseen) for row in rows)
             seconds = self.cost.drafts(method, n, min(most, longest))
             total[: len(seconds)] += seconds
             total[len(seconds) :] += seconds[-1]
@@ -103,7 +106,10 @@ class Learner:
                 predicted = float(self.step(rows, widest)[widest]) + self.cost.look * look
             predicted += float(self.draft(rows, outcome.drafted, drafted)[drafted])
             self.correction.update(len(rows), widest + 1, look, predicted, outcome.round_seconds)
-        self.cost.learn(len(rows), widest + 1, outcome.round_seconds)
+        free = [row.foreseen is not None for row, n in zip(rows, outcome.drafted, strict=True) if n]
+        self._drafts = self._drafts or not all(free)
+        if not (self._drafts and free and all(free)):  # a copy is no price of drafted rounds
+            self.cost.learn(len(rows), widest + 1, outcome.round_seconds)
         honest = self.honesty.observe(outcome)
         self.history.observe(outcome, asked, honest)
         return honest

@@ -93,13 +93,15 @@ def synthetic(domain: str, tokens: int, block: int, seed: int) -> Script:
 def from_trace(lines: Iterable[str], seed: int = 0) -> list[Script]:
     """One script per recorded reply that drafted, from the ``StepDone`` lines of a trace.
 
-    A position between two recorded rounds is answered by the round before it.
+    A position between two recorded rounds is answered by the round before it; those
+    that copied in a drafter's place say nothing of it and are left out.
     Tokens that were never verified are decided by their survival: exact
     outcomes need a trace made with ``--schedule fixed`` and the whole block.
     Raises UsageError when nothing in the trace was drafted with confidences.
     """
     rng = np.random.default_rng(seed)
     rounds: dict[str, list[tuple[int, tuple[float, ...], int]]] = {}
+    copies: dict[str, list[tuple[int, tuple[float, ...], int]]] = {}
     for line in lines:
         if not line.strip():
             continue
@@ -118,7 +120,9 @@ def from_trace(lines: Iterable[str], seed: int = 0) -> list[Script]:
                     if rng.random() >= c:
                         break
                     accepted += 1
-            rounds.setdefault(row.request_id, []).append((row.position, row.confidence, accepted))
+            known = copies if row.copied else rounds
+            known.setdefault(row.request_id, []).append((row.position, row.confidence, accepted))
+    rounds = copies | rounds
     if not rounds:
         raise UsageError(
             "the trace has no round with drafted tokens and confidences",

@@ -68,23 +68,29 @@ class Outlook(NamedTuple):
 
 
 def worth_drafting(
-    learner: Learner, rows: Sequence[RowView], caps: Sequence[int], rate: float
+    learner: Learner,
+    rows: Sequence[RowView],
+    caps: Sequence[int],
+    rate: float,
+    spare: bool = True,
 ) -> tuple[int, ...]:
     """``caps``, but 0 for rows whose own draft costs more than it could ever win.
 
     In a padded step one row's verification is paid by the widest row, its draft
-    is not. Beside rows that need no draft, all those of a method may go without.
+    is not. Beside rows that need no draft, all those of a method may go without (``spare``).
     """
     caps = list(caps)
     drafting: dict[str, list[int]] = {}
     for r, row in enumerate(rows):
         if caps[r] and row.foreseen is None:
             drafting.setdefault(row.method, []).append(r)
-    if any(row.foreseen and cap for row, cap in zip(rows, caps, strict=True)):
+    copying = [row.method for row, cap in zip(rows, caps, strict=True) if row.foreseen and cap]
+    if spare and copying:
         for method, mine in list(drafting.items()):
             longest = max(caps[r] for r in mine)
             won = sum(learner.history.ring(rows[r]).won(caps[r]) for r in mine)
-            price = learner.cost.drafts(method, len(mine), longest)[longest]
+            count = len(mine) + copying.count(method)
+            price = learner.cost.drafts(method, count, longest)[longest]
             if won < rate * price:
                 del drafting[method]
                 for r in mine:

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MODELS, prompt
 
-from dspark_mlx.propose import CopyingProposer, DraftRow
+from dspark_mlx.events import to_json
+from dspark_mlx.propose import CopyingProposer, DraftRow, LookupProposer
 from dspark_mlx.request import Request, SamplingParams
 from dspark_mlx.schedule import Plan, make_policy
 from dspark_mlx.schedule.cost import CostModel
 from dspark_mlx.schedule.policy import Outcome, RowView
+from dspark_mlx.schedule.script import from_trace
 from dspark_mlx.schedule.tables import tables
 
 COUNT = 40
@@ -130,6 +132,26 @@ def test_what_a_copy_got_right_says_nothing_of_the_drafter() -> None:
     assert proposer.alone.rates() == before
 
 
+def test_a_drafter_that_was_verified_short_is_not_doubted_beyond() -> None:
+    """Slots that no round reached are taken to be like those before them."""
+    hits = copying(block=4).alone._hits
+    for _ in range(40):
+        hits.observe(0, 2, 2)
+    rates = hits.rates(0, 4)
+    assert rates[0] > 0.95 and rates[3] == pytest.approx(rates[1])
+    assert hits.rate(0, 3) == 0.5
+
+
+@pytest.mark.parametrize("method", ["dspark", "lookup"])
+@pytest.mark.parametrize("policy", ["auto", "lagged", "early-stop"])
+def test_text_that_repeats_from_the_start_needs_no_profile(policy: str, method: str) -> None:
+    proposer = copying() if method == "dspark" else LookupProposer(6)
+    engine = make_engine(toy_target("llama"), [proposer], policy=policy)
+    ran = run_one(engine, request(tokens=repeated(), max_tokens=COUNT, ignore_eos=True))
+    assert ran.tokens == list(plain_text("llama", repeated(), COUNT))
+    assert any(done.drafted for done in ran.rounds)
+
+
 def test_rows_that_want_nothing_neither_copy_nor_draft() -> None:
     proposer = seated(repeated())
     proposer.foresee([repeated()[-1]])
@@ -241,12 +263,12 @@ def test_what_is_foreseen_is_not_taken_for_the_drafters_usual_worth() -> None:
 
 
 def test_one_row_copies_beside_one_that_drafts() -> None:
-    """The draft is paid for the row that needs it, at the length it may want."""
+    """The draft is paid at the length that the row which needs it may want."""
     auto = make_policy("auto", cost=tables()["cpu-2-cores"])
     cost = tables()["cpu-2-cores"]
     rows = (foreseen(SURE, "a"), view("b"))
     seconds = auto.learner.draft(rows, (8, 3), 8)
-    expected = cost.drafts("dspark", 1, 3)
+    expected = cost.drafts("dspark", 2, 3)
     assert seconds.tolist() == pytest.approx([*expected, *[expected[-1]] * 5])
     assert not auto.learner.draft((foreseen(SURE),), (8,), 8).any()
     gains = auto.learner.gains(rows[0])
@@ -258,10 +280,76 @@ def test_a_draft_for_one_row_must_be_worth_it_where_the_others_copy() -> None:
     rows = (foreseen(SURE, "a"), view("b"))
     for draft, drafts in ((0.001, True), (0.5, False)):
         cost = CostModel(
-            {0: {1: {1: 0.1, 9: 0.15}, 2: {1: 0.1, 9: 0.15}}}, {"dspark": {1: {5: draft}}}
+            {0: {1: {1: 0.1, 9: 0.15}, 2: {1: 0.1, 9: 0.15}}}, {"dspark": {2: {5: draft}}}
         )
         widths = make_policy("auto", cost=cost).plan(rows).widths
         assert widths[0] == 8 and bool(widths[1]) == drafts
+
+
+def test_the_drafter_runs_for_all_its_rows_and_costs_as_much() -> None:
+    auto = make_policy("auto", cost=tables()["linear"])
+    cost = tables()["linear"]
+    pair = auto.learner.draft((foreseen(SURE, "a"), view("b")), (8, 5), 5)
+    assert pair.tolist() == pytest.approx(cost.drafts("dspark", 2, 5).tolist())
+
+
+def test_a_row_that_goes_without_a_draft_beside_copies_is_tried_again() -> None:
+    cost = CostModel({0: {2: {1: 0.1, 9: 0.15}}}, {"dspark": {2: {5: 0.07}}})
+    auto = make_policy("auto", cost=cost)
+    rows = (foreseen(SURE, "a"), view("b"))
+    drafted = [bool(auto.plan(rows).widths[1]) for _ in range(60)]
+    assert 0 < sum(drafted) < 6
+
+
+@pytest.mark.parametrize("cut", [{}, {"draft_length": 8}, {"p_survival_min": 0.01}], ids=str)
+def test_cuts_of_the_command_line_keep_what_is_foreseen(cut: dict[str, Any]) -> None:
+    auto = make_policy("auto", cost=tables()["cpu-2-cores"], **cut)
+    plan = auto.plan((foreseen(SURE),))
+    assert plan.widths == (8,)
+    known = (SURE,) if plan.look else None
+    assert auto.schedule((foreseen(SURE),), (8,), known).policy == "copy"
+
+
+def test_a_copy_is_never_priced_as_a_look() -> None:
+    cost = tables()["cpu-2-cores"]
+    cost.look = 0.0
+    auto = make_policy("auto", cost=cost)
+    for _ in range(20):  # blind rounds came out dearer than those that looked
+        auto.learner.correction.update(1, 9, False, 0.1, 0.13)
+        auto.learner.correction.update(1, 9, True, 0.1, 0.1)
+    plan = auto.plan((foreseen(SURE),))
+    schedule = auto.schedule((foreseen(SURE),), plan.widths, None)
+    blind = auto.learner.seconds((foreseen(SURE),), plan.widths, False, 8)
+    assert not plan.look and schedule.predicted_seconds == pytest.approx(blind[8])
+
+
+def test_copies_do_not_teach_what_drafted_rounds_cost() -> None:
+    auto = make_policy("auto")
+
+    def observe(row: RowView, seconds: float) -> None:
+        auto.observe(Outcome((row,), (4,), (4,), (4,), (5,), (SURE[:4],), 0.0, seconds, seconds))
+
+    observe(view(), 0.2)
+    for _ in range(5):
+        observe(foreseen(SURE), 0.1)
+    assert auto.learner.cost.samples(1, 5) == 1
+    auto = make_policy("auto")
+    observe(foreseen(SURE), 0.1)  # where no draft is ever made, copies are all there is to learn
+    assert auto.learner.cost.samples(1, 5) == 1
+
+
+def test_a_trace_is_read_without_its_copies() -> None:
+    engine = make_engine(toy_target("llama"), [copying(block=3, copy=6)], policy="fixed")
+    lines: list[str] = []
+
+    def each(engine: Any, events: Any) -> None:
+        lines.extend(to_json(event) for event in events if hasattr(event, "round_seconds"))
+
+    ask = request(tokens=tuple(prompt(7)), max_tokens=COUNT, ignore_eos=True)
+    ran = run_one(engine, ask, each=each)
+    assert any(done.copied for done in ran.rounds)
+    (script,) = from_trace(lines)
+    assert script.block == 3
 
 
 @pytest.mark.parametrize("policy", ["fixed", "threshold"])
