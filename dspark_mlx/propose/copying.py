@@ -11,7 +11,7 @@ text alone, before anything is drafted, so it cannot anticipate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
@@ -116,11 +116,8 @@ class CopyingProposer:
         ]
         draft = on_host(asked)
         if any(row.width for r, row in enumerate(rows) if r not in self._copied):
-            most = self.alone.block
             left = [
-                DraftRow(row.anchor, row.position, row.params, min(row.width, most))
-                if r not in self._copied
-                else DraftRow(row.anchor, row.position, row.params, 0)
+                replace(row, width=0 if r in self._copied else min(row.width, self.block))
                 for r, row in enumerate(rows)
             ]
             drafted = self.alone.propose(left)
