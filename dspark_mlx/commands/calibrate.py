@@ -1,8 +1,9 @@
 """``dspark calibrate``: make a drafter's confidences mean what they say.
 
 Plays held-out rounds, fits temperature and offset of every position (sequential
-temperature scaling, paper section 3.2.1) on one half of the prompts, reports the
-error on the other half, and writes ``calibration.json`` beside the checkpoint.
+temperature scaling, paper section 3.2.1) on one half of the prompts and reports the
+error on the other half. A fit that holds there is made once more, on both halves, and
+written as ``calibration.json`` beside the checkpoint.
 A second fit first blends each confidence with how decided the drafter itself was at
 the slot, and is kept where that tells more. Greedy and sampled replies accept by
 different rules and are fitted apart.
@@ -84,17 +85,19 @@ def _fit(
     drafted = {"temperatures": [1.0] * block, "offsets": [0.0] * block, "peaks": [0.0] * block}
     # What was learned on one half is kept if it holds on the other: survivals are more
     # honest than as drafted, and tell more than any kept before.
-    scale, rows = drafted, _judge(tested, block, drafted)
-    for found in _scales(fitted, block, offsets):
+    way, half, rows = -1, drafted, _judge(tested, block, drafted)
+    for i, found in enumerate(_scales(fitted, block, offsets)):
         judged = _judge(tested, block, found)
         honest = _total(judged, "ece_after") < _total(judged, "ece_before")
         if honest and _total(judged, "loss_after") < _total(rows, "loss_after"):
-            scale, rows = found, judged
+            way, half, rows = i, found, judged
+    whole = drafted if way < 0 else [*_scales([*fitted, *tested], block, offsets)][way]
     return {
-        **scale,
-        "as_drafted": scale is drafted,
-        "rounds": len(fitted),
+        **whole,
+        "as_drafted": way < 0,
+        "rounds": len(fitted) + len(tested),
         "held_out_rounds": len(tested),
+        "held_out_scale": half,  # of the other half alone, as judged in positions
         "positions": rows,
     }
 
@@ -181,7 +184,10 @@ def write(folder: Path, result: dict[str, Any], tested: Sequence[Round]) -> None
     """``calibration.json`` and ``reliability.svg``, each whole or not at all."""
     rows = [
         [
-            Diagram(f"{name}, position {k + 1}", *survivals(of_kind(tested, name), k, part))
+            Diagram(
+                f"{name}, position {k + 1}",
+                *survivals(of_kind(tested, name), k, part["held_out_scale"]),
+            )
             for k in range(len(part["positions"]))
         ]
         for name, part in result.items()
@@ -203,8 +209,8 @@ def table(result: dict[str, Any]) -> str:
     lines = []
     for name, part in result.items():
         lines += [
-            f"{name}: fitted on {part['rounds']} rounds, judged on "
-            f"{part['held_out_rounds']} others"
+            f"{name}: fitted on {part['rounds']} rounds; judged on {part['held_out_rounds']} "
+            "of them, by a fit of the others"
             + (": no fit was better, kept as drafted" if part["as_drafted"] else ""),
             "position  temperature  offset  peaks  observed   before    after    ECE before  after"
             "    AUC before  after",

@@ -169,7 +169,7 @@ class Auto:
         most = max((length for length, _ in allowed), default=0)
         seconds = choice.seconds[: most + 1]
         gains = view.mean[: most + 1]
-        curve = ((len(rows) + gains) / seconds).tolist()
+        curve = tuple(((len(rows) + gains) / seconds).tolist())
         kind, took = self._round.kind, float(seconds[most])
         expected = len(rows) + float(gains[most])
         if kind == "plain":
@@ -187,7 +187,7 @@ class Auto:
         return Schedule(
             lengths=tuple(length for length, _ in allowed),
             reasons=tuple(lines),
-            curves=tuple(tuple(curve[: length + 1]) for length, _ in allowed),
+            curves=tuple([curve[: length + 1] for length, _ in allowed]),
             predicted_seconds=took,
             predicted_tps=curve[most],
             policy=kind,

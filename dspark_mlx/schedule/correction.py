@@ -13,6 +13,7 @@ visited since would keep the price of a load that is gone.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Iterator
@@ -197,20 +198,26 @@ class OnlineCorrection:
         if not self._count:
             return np.ones((2, count))
         widths = min(count, WIDEST)
-        near = NEAR_ROWS[_row(rows)].take([done.row for done, _ in self._ordered])
+        values, _, at, places = zip(*[done for done, _ in self._ordered], strict=True)
+        near = NEAR_ROWS[_row(rows)].take(at)
         near *= [weight for _, weight in self._ordered]
-        weights = NEAR[[done.place for done, _ in self._ordered], :, :widths]
-        weights *= near[:, None, None]
-        values = np.array([done.log for done, _ in self._ordered])
-        logs = _weighted_median(values, weights.reshape(len(values), 2 * widths))
-        logs = logs.reshape(2, widths)
+        weights = _near(widths).take(places, axis=0)
+        weights *= near[:, None]
+        logs = _weighted_median(np.array(values), weights)
+        beside = [0.0] * (2 * WIDEST)  # what is particular to each shape
         for place, shape in self._shapes.get(rows, {}).items():
-            look, width = divmod(place, WIDEST)
-            if width < widths:
-                logs[look, width] += shape.particular(self._count) + shape.usual
+            beside[place] = shape.particular(self._count) + shape.usual
+        logs += beside[:widths] + beside[WIDEST : WIDEST + widths]
         factors = np.ones((2, count))
-        np.exp(np.minimum(np.maximum(logs, -BOUND), BOUND), out=factors[:, :widths])
+        logs = np.minimum(np.maximum(logs, -BOUND), BOUND).reshape(2, widths)
+        np.exp(logs, out=factors[:, :widths])
         return factors
+
+
+@functools.cache
+def _near(widths: int) -> Floats:
+    """NEAR for the first ``widths``, without a look and then with: ``(places, 2 * widths)``."""
+    return NEAR[:, :, :widths].reshape(2 * WIDEST, 2 * widths)
 
 
 def _row(rows: int) -> int:

@@ -7,6 +7,7 @@ function of the tokens before x_k.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ..request import Cuts
@@ -17,6 +18,11 @@ Limits = Sequence[tuple[int, str]]  # per row: most tokens it may verify, and wh
 
 def tokens(n: int) -> str:
     return "1 token" if n == 1 else f"{n} tokens"
+
+
+@functools.cache
+def _all(drafted: int) -> str:
+    return f"all {tokens(drafted)} drafted" if drafted else "nothing drafted"
 
 
 def stricter(a: Cuts, b: Cuts) -> Cuts:
@@ -48,7 +54,7 @@ def limit(
     if cuts.draft_length is not None:
         length = min(length, cuts.draft_length)
     if length == drafted:
-        reason = f"all {tokens(drafted)} drafted" if drafted else "nothing drafted"
+        reason = _all(drafted)
     elif length == row.remaining - 1:
         reason = f"the reply may take {tokens(row.remaining)} more"
     else:

@@ -38,14 +38,14 @@ def padded(
     ``gains[W]`` are the tokens that all rows together win at each width,
     ``seconds[W]`` the round; both ``(K + 1,)`` with ``width`` <= K.
     """
-    curve = ((len(limits) + gains) / seconds).tolist()
+    curve = tuple(((len(limits) + gains) / seconds).tolist())
     cut = trimmed(gains, seconds, width)
     return Schedule(
         lengths=tuple([min(width, length) for length, _ in limits]),
         reasons=tuple(
             [cut if width < length else kept(length, why, width) for length, why in limits]
         ),
-        curves=tuple([tuple(curve[: length + 1]) for length, _ in limits]),
+        curves=tuple([curve[: length + 1] for length, _ in limits]),
         predicted_seconds=float(seconds[width]),
         predicted_tps=curve[width],
         policy=policy,

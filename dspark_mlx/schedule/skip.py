@@ -22,6 +22,7 @@ from .optimum import Counts, attainable, fixed_seconds
 from .policy import RowView
 
 MARGIN = 0.01  # how much better drafting must look before it is taken up again
+LOOKING = 0.005  # how much better looking must promise to be: the best of guesses flatters itself
 SURE = 1.1  # so many times plain decoding is no longer in doubt
 SHARE = 0.008  # of all time, most that drafting may lose while it is in doubt
 CREDIT = 2.0  # plain rounds that may be lost before any were earned
@@ -138,7 +139,8 @@ def outlook(
         for block in sorted({width, most}):
             seconds = (step[: block + 1] + draft[block] + price) * sighted[: block + 1]
             rate = attainable(count, total[:, : block + 1], seconds, known, causal)
-            if rate > best.rate or (must_look and not best.look):
+            least = best.rate if best.look or must_look else (1.0 + LOOKING) * best.rate
+            if rate > least or (must_look and not best.look):
                 best = Choice(block, True, rate, seconds)
     return Outlook(total, mean, plain, fixed, best, each)
 

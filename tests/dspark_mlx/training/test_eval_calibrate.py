@@ -182,6 +182,17 @@ def test_a_fit_that_does_not_hold_on_the_other_half_is_not_kept() -> None:
     assert not calibrate_command.calibrate(fitted, fitted, 3)["greedy"]["as_drafted"]
 
 
+def test_what_is_kept_is_fitted_on_both_halves_and_judged_on_one() -> None:
+    fitted, tested = overconfident(400, 1), overconfident(2000, 2)
+    part = calibrate_command.calibrate(fitted, tested, 3)["greedy"]
+    both = calibrate_command.calibrate([*fitted, *tested], tested, 3)["greedy"]
+    assert part["rounds"] == 2400 and part["held_out_rounds"] == 2000
+    assert part["temperatures"] == both["held_out_scale"]["temperatures"]
+    assert part["held_out_scale"]["temperatures"] != part["temperatures"]
+    alone = calibrate_command.measure(tested, 0, part["held_out_scale"])
+    assert part["positions"][0] == alone, "never judged by a fit that saw the rounds"
+
+
 def test_too_few_rounds_are_refused() -> None:
     with pytest.raises(UsageError, match="only 20 rounds"):
         calibrate_command.calibrate(overconfident(20, 1), overconfident(20, 2), 3)
