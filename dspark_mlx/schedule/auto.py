@@ -22,6 +22,7 @@ from .padded import gains_of, padded, survivals
 from .policy import Outcome, Plan, RowView, Schedule
 from .skip import AHEAD, SURE, Budget, Choice, Outlook, Switch, outlook, worth_drafting
 
+HOLD = 3  # rounds more that a choice may hold before it is made anew
 SPARED = 24  # rounds in a row, at most, in which rows go without a draft beside copies
 COPIES_OVER = 16.0  # plans that show how often something is foreseen
 COPY_WINS = 2.0  # plain rounds that a copy saves, about
@@ -35,6 +36,16 @@ class _Round:
     choice: Choice | None = None
     outlook: Outlook | None = None
     ahead: int = 0
+
+    def holds(self, before: _Round) -> int:
+        """Rounds more that are to be like this one: of plain ones those that were settled, of
+        a way to draft some where it came out twice in a row."""
+        if self.kind == "plain":
+            return min(self.ahead, HOLD)
+        if self.kind not in ("lagged", "look") or before.kind != self.kind:
+            return 0
+        a, b = self.choice, before.choice
+        return HOLD if a and b and a.width == b.width else 0
 
 
 class Auto:
@@ -51,14 +62,40 @@ class Auto:
         self._present: set[str] = set()
         self._spared = 0  # rounds in a row in which rows went without a draft beside copies
         self._copying = 0.0  # share of the last plans that foresaw something
+        self._plan = Plan(widths=(), look=False)
+        self._made_for: Sequence[tuple[object, ...]] = ()  # what of its rows a plan hangs on
+        self._hold = 0  # rounds that the plan holds, if it is made for the same rows
+        self._unread: list[Outcome] = []  # rounds not yet learned from
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
+        """Decided anew only where that may change something.
+
+        A decision and what it learns from cost an engine at work up to a millisecond a round.
+        """
+        foreseen = any(row.foreseen for row in rows)
+        self._copying += (foreseen - self._copying) / COPIES_OVER
+        rows_now = [(r.request_id, r.method, r.block, r.cap, r.pathwise, r.cuts) for r in rows]
+        same = rows_now == self._made_for and not foreseen
+        if same and self._hold > 0:
+            self._hold -= 1
+            return self._plan
+        before, self._made_for = self._round, rows_now
+        self._learn()
+        self._plan = self._decided(rows)
+        self._hold = self._round.holds(before) if same else 0
+        return self._plan
+
+    def _learn(self) -> None:
+        for outcome in self._unread:
+            self.learner.observe(outcome)
+        self._unread.clear()
+
+    def _decided(self, rows: Sequence[RowView]) -> Plan:
         if self._moves != self.learner.correction.moves:
             self._moves = self.learner.correction.moves
             self.budget.renew()
         self._round, widths = self._decide(rows)
         self.learner.asked(rows, widths)
-        self._copying += (any(row.foreseen for row in rows) - self._copying) / COPIES_OVER
         if not any(widths):
             return Plan(widths=widths, look=False, plain_ahead=self._ahead(rows))
         return Plan(widths=widths, look=self._round.kind == "look" or any_looks(rows))
@@ -201,4 +238,6 @@ class Auto:
             if view is not None and drafted:
                 committed, rows = sum(outcome.committed), len(outcome.rows)
                 self.budget.charge(outcome.round_seconds, committed, view.plain.rate, rows)
-        self.learner.observe(outcome)
+        self._unread.append(outcome)
+        if not self._hold:  # the next plan will want it
+            self._learn()

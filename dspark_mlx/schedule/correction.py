@@ -217,7 +217,7 @@ class OnlineCorrection:
 @functools.cache
 def _near(widths: int) -> Floats:
     """NEAR for the first ``widths``, without a look and then with: ``(places, 2 * widths)``."""
-    return NEAR[:, :, :widths].reshape(2 * WIDEST, 2 * widths)
+    return np.asarray(NEAR[:, :, :widths].reshape(2 * WIDEST, 2 * widths))
 
 
 def _row(rows: int) -> int:

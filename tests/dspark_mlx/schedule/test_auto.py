@@ -1,5 +1,6 @@
 """Auto: lengths within caps, reasons that match their numbers, bounded loss, nothing kept."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from dspark_mlx.request import Cuts
 from dspark_mlx.schedule import Auto, CostModel, EarlyStop, Lagged
+from dspark_mlx.schedule.auto import HOLD
 from dspark_mlx.schedule.history import KEPT_ROWS, History
 from dspark_mlx.schedule.honesty import Honesty
 from dspark_mlx.schedule.policy import Outcome, RowView
@@ -276,3 +278,68 @@ def test_plain_rounds_in_a_row_are_priced_as_they_are_run() -> None:
         assert bool(drafted > plain) is drafts
         assert run.tps > 0.98 * max(plain, drafted)
         assert bool(np.mean(run.widths) > 0.5) is drafts
+
+
+def steady(policy, rows, rounds, confidence=0.9):
+    """So many rounds alike; how many of them were decided anew."""
+    decided = 0
+    decide = policy._decided
+
+    def count(views):
+        nonlocal decided
+        decided += 1
+        return decide(views)
+
+    policy._decided = count
+    plans = [
+        play(policy, rows, [[confidence] * row.block for row in rows], [row.block for row in rows])
+        for _ in range(rounds)
+    ]
+    policy._decided = decide
+    return decided, plans
+
+
+@pytest.mark.parametrize("confidence", [0.99, 0.02])
+def test_a_choice_that_comes_out_again_holds_for_some_rounds(confidence):
+    policy = Auto(tables()["flat" if confidence > 0.5 else "linear"])
+    rows = [view("a"), view("b")]
+    steady(policy, rows, 40, confidence)
+    decided, plans = steady(policy, rows, 40, confidence)
+    assert decided <= 20, "else it is decided anew each round"
+    assert any(plans[-1][0].widths) == (confidence > 0.5)
+
+
+def test_a_held_choice_ends_with_what_it_was_made_for():
+    policy = Auto(tables()["flat"])
+    rows = [view("a"), view("b")]
+
+    def holding():
+        steady(policy, rows, 40)
+        while policy._hold < HOLD:
+            steady(policy, rows, 1)
+
+    for changed in (
+        [view("a")],
+        [view("a"), view("c")],
+        [view("a"), view("b", remaining=3)],
+        [view("a"), view("b", cuts=Cuts(draft_length=1))],
+        [view("a"), view("b", block=2)],
+        [view("a"), dataclasses.replace(view("b"), foreseen=(0.9,) * 7)],
+    ):
+        holding()
+        decided, [(plan, _)] = steady(policy, changed, 1)
+        assert decided == 1
+        assert all(n <= row.cap for n, row in zip(plan.widths, changed, strict=True))
+
+
+def test_every_round_is_learned_from_once_whether_its_choice_held_or_not():
+    policy, seen = Auto(tables()["flat"]), []
+    learn = policy.learner.observe
+    policy.learner.observe = lambda outcome: (seen.append(outcome), learn(outcome))[1]
+    rows = [view("a"), view("b")]
+    steady(policy, rows, 41)
+    steady(policy, [view("a"), view("c")], 9)
+    assert len({id(outcome) for outcome in seen}) == len(seen)
+    assert 50 - HOLD - 1 <= len(seen) <= 50
+    kept = policy.learner._asked
+    assert set(kept) == {"a", "c"}
