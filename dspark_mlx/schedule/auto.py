@@ -11,7 +11,7 @@ Which of them it was is ``Schedule.policy``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import reasons
 from .cost import CostModel
@@ -64,7 +64,7 @@ class Auto:
         self._copying = 0.0  # share of the last plans that foresaw something
         self._plan = Plan(widths=(), look=False)
         self._made_for: Sequence[tuple[object, ...]] = ()  # what of its rows a plan hangs on
-        self._hold = 0  # rounds that the plan holds, if it is made for the same rows
+        self._left = 0  # rounds that the plan still holds for, while its rows are the same
         self._unread: list[Outcome] = []  # rounds not yet learned from
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
@@ -76,19 +76,19 @@ class Auto:
         self._copying += (foreseen - self._copying) / COPIES_OVER
         rows_now = [(r.request_id, r.method, r.block, r.cap, r.pathwise, r.cuts) for r in rows]
         same = rows_now == self._made_for and not foreseen
-        if same and self._hold > 0:
-            self._hold -= 1
-            return self._plan
-        before, self._made_for = self._round, rows_now
+        if same and self._left > 0:
+            promised = min(self._plan.plain_ahead, self._left - 1)
+            return replace(self._plan, plain_ahead=promised)
+        before, self._left = self._round, 0
         self._learn()
-        self._plan = self._decided(rows)
-        self._hold = self._round.holds(before) if same else 0
+        self._plan, self._made_for = self._decided(rows), rows_now
+        self._left = 1 + (self._round.holds(before) if same else 0)
         return self._plan
 
     def _learn(self) -> None:
-        for outcome in self._unread:
+        unread, self._unread = self._unread, []
+        for outcome in unread:
             self.learner.observe(outcome)
-        self._unread.clear()
 
     def _decided(self, rows: Sequence[RowView]) -> Plan:
         if self._moves != self.learner.correction.moves:
@@ -140,9 +140,7 @@ class Auto:
         present = {row.request_id for row in rows}
         self.budget.welcome(len(present - self._present) / len(rows), once)
         self._present = present
-        if self.switch.update(plain, best.rate) and (
-            (best.rate > SURE * plain and self.budget.proven) or self.budget.left(0.0, once)
-        ):
+        if self.switch.update(plain, best.rate) and self._may_lose(best.rate, plain, len(rows)):
             kind = "look" if best.look else "lagged"
             return _Round(kind, best, view), widths
         trial = view.fixed
@@ -153,6 +151,11 @@ class Auto:
         if self.budget.pause <= 0 and self.budget.left(loss, once):
             return _Round("probe", trial, view), tuple(min(cap, trial.width) for cap in caps)
         return _Round("plain", view.plain, view, self.budget.wait(loss, once)), none
+
+    def _may_lose(self, rate: float, plain: float, rows: int) -> bool:
+        """Whether a round that promises ``rate`` may be tried: it is safe, or can be afforded."""
+        sure = rate > SURE * plain and self.budget.proven
+        return sure or self.budget.left(0.0, rows / plain)
 
     def schedule(
         self,
@@ -238,6 +241,9 @@ class Auto:
             if view is not None and drafted:
                 committed, rows = sum(outcome.committed), len(outcome.rows)
                 self.budget.charge(outcome.round_seconds, committed, view.plain.rate, rows)
+                if not self._may_lose(view.best.rate, view.plain.rate, rows):
+                    self._left = 0
         self._unread.append(outcome)
-        if not self._hold:  # the next plan will want it
+        self._left -= 1
+        if self._left <= 0:  # the next plan will want it
             self._learn()

@@ -22,7 +22,7 @@ from .optimum import Counts, attainable, fixed_seconds
 from .policy import RowView
 
 MARGIN = 0.01  # how much better drafting must look before it is taken up again
-LOOKING = 0.005  # how much better looking must promise to be: the best of guesses flatters itself
+LOOKING = 0.01  # how much better looking must promise to be: the best of guesses flatters itself
 SURE = 1.1  # so many times plain decoding is no longer in doubt
 SHARE = 0.008  # of all time, most that drafting may lose while it is in doubt
 CREDIT = 2.0  # plain rounds that may be lost before any were earned

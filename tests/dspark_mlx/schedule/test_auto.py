@@ -16,7 +16,7 @@ from dspark_mlx.schedule.honesty import Honesty
 from dspark_mlx.schedule.policy import Outcome, RowView
 from dspark_mlx.schedule.script import Script
 from dspark_mlx.schedule.simulate import fixed_length, simulate
-from dspark_mlx.schedule.skip import Budget, Switch, worth_drafting
+from dspark_mlx.schedule.skip import AHEAD, Budget, Switch, worth_drafting
 from dspark_mlx.schedule.tables import tables
 
 MORE = re.compile(r"verifying (\d+) more would cost (-?[\d.]+) ms for ([\d.]+) expected tokens")
@@ -315,7 +315,7 @@ def test_a_held_choice_ends_with_what_it_was_made_for():
 
     def holding():
         steady(policy, rows, 40)
-        while policy._hold < HOLD:
+        while policy._left < HOLD:
             steady(policy, rows, 1)
 
     for changed in (
@@ -343,3 +343,48 @@ def test_every_round_is_learned_from_once_whether_its_choice_held_or_not():
     assert 50 - HOLD - 1 <= len(seen) <= 50
     kept = policy.learner._asked
     assert set(kept) == {"a", "c"}
+
+
+def test_rounds_promised_to_be_plain_are_promised_once():
+    """Where each begins before the last was read, ten of them pass on one plan."""
+    policy = Auto(tables()["linear"])
+    rows = [view("a")]
+    steady(policy, rows, 40, 0.02)
+    since, longest = 0, 0
+    decide = policy._decided
+
+    def count(views):
+        nonlocal since
+        since = 0
+        return decide(views)
+
+    policy._decided = count
+    promised = 0
+    for _ in range(60):
+        if promised:
+            promised -= 1
+            outcome = Outcome(
+                tuple(rows), (0,), (0,), (0,), (1,), ((),), 0.0, 0.05, 0.05, overlapped=True
+            )
+            policy.observe(outcome)
+        else:
+            plan, _ = play(policy, rows, [[0.02] * 7], [0])
+            promised = plan.plain_ahead
+        since += 1
+        longest = max(longest, since)
+    assert promised or longest > HOLD, "something was promised"
+    assert longest <= AHEAD + 1
+
+
+def test_a_held_draft_that_loses_more_than_it_may_ends_at_once():
+    policy = Auto(tables()["flat"])
+    rows = [view("a")]
+    steady(policy, rows, 40, 0.99)
+    while policy._left < HOLD:
+        steady(policy, rows, 1, 0.99)
+    policy.budget.lost = policy.budget.earned + 10.0
+    policy.budget._won = -1.0
+    play(policy, rows, [[0.99] * 7], [0], seconds=5.0)
+    assert policy._left <= 0
+    plan, _ = play(policy, rows, [[0.99] * 7], [0])
+    assert not any(plan.widths)
