@@ -94,7 +94,12 @@ class PeerSide:
         self._peer, self._mode = peer, mode
 
     def run(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        at_once: int = 0,
     ) -> Run:
         answers = [
             self._peer.ask(

@@ -1,8 +1,8 @@
 """What a benchmark measured: one ``Run`` at a time, summed up per cell, and as JSON. Pure.
 
 A *cell* is one side (a method with its schedule, the baseline or a peer) on one
-domain at one temperature and concurrency. A *run* is one group of prompts
-served at once.
+domain at one temperature and concurrency. A *run* is one group of prompts,
+so many of them served at a time.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from .variants import Variant
 _Job = tuple[int, float, int, list[int]]  # repeat, temperature, concurrency, prompt numbers
 Progress = Callable[[int, int, str], None]
 WARM_TOKENS = 8
+WAVES = 4  # prompts of a group for each that is served at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Runner:
                 domain = plan.prompts[group[0]].domain
                 self._progress(done, total, f"{side.name}, {domain}")
                 prompts = [self._encoded[i] for i in group]
-                run = self._ask(side, prompts, temperature, plan.seed + group[0])
+                run = self._ask(side, prompts, temperature, plan.seed + group[0], at_once=count)
                 done += 1
                 if run is None:
                     continue
@@ -119,12 +120,17 @@ class Runner:
         return [self._baseline, *self.plan.sides, *peers]
 
     def _groups(self, count: int) -> list[list[int]]:
-        """Prompt numbers by domain, ``count`` at a time, the domains in turn."""
+        """Prompt numbers by domain, the domains in turn.
+
+        Where several are served at once a few wait for each that is: as one ends the next
+        joins, else most of a group's time would be that of its last replies, alone.
+        """
+        size = count * WAVES if count > 1 else 1
         by_domain: dict[str, list[int]] = {}
         for i, prompt in enumerate(self.plan.prompts):
             by_domain.setdefault(prompt.domain, []).append(i)
         split = [
-            [numbers[k : k + count] for k in range(0, len(numbers), count)]
+            [numbers[k : k + size] for k in range(0, len(numbers), size)]
             for numbers in by_domain.values()
         ]
         longest = max(map(len, split))
@@ -147,10 +153,11 @@ class Runner:
         temperature: float,
         seed: int,
         tokens: int | None = None,
+        at_once: int = 0,
     ) -> Run | None:
         """None when ``side`` is a peer that failed: it is named and takes no further part."""
         try:
-            return side.run(prompts, tokens or self.plan.tokens, temperature, seed)
+            return side.run(prompts, tokens or self.plan.tokens, temperature, seed, at_once)
         except DsparkError as error:
             if side not in self._peers:
                 raise

@@ -40,12 +40,21 @@ CLEAR_EVERY = 16
 
 
 class Side(Protocol):
-    """``name`` as the tables show it."""
+    """``name`` as the tables show it.
+
+    ``run`` answers the prompts ``at_once`` at a time (0: all), the next one joining when a
+    reply ends; a side that serves one at a time is never given more.
+    """
 
     name: str
 
     def run(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        at_once: int = 0,
     ) -> Run: ...
 
 
@@ -77,7 +86,12 @@ class MlxLmSide:
             }  # fmt: skip
 
     def run(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        at_once: int = 0,
     ) -> Run:
         mx.random.seed(seed)
         sampler = make_sampler(temp=temperature) if temperature > 0 else None
@@ -85,7 +99,7 @@ class MlxLmSide:
         if len(prompts) == 1:
             run = self._single(prompts[0], max_tokens, sampler)
         else:
-            run = self._batch(prompts, max_tokens, sampler)
+            run = self._batch(prompts, max_tokens, sampler, at_once or len(prompts))
         mx.clear_cache()
         return _with_joules(run, before)
 
@@ -119,15 +133,17 @@ class MlxLmSide:
         mx.synchronize()  # a step it began ahead of need must not run into the next measurement
         return Run((tuple(tokens),), ended - ready, (first - began,))
 
-    def _batch(self, prompts: Sequence[Sequence[int]], max_tokens: int, sampler: Any) -> Run:
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampler: Any, at_once: int
+    ) -> Run:
         began, clock = time.perf_counter(), self._clock()
         generator = BatchGenerator(
             self._model,
             max_tokens=max_tokens,
             stop_tokens=[[t] for t in self._eos],
             sampler=sampler,
-            completion_batch_size=len(prompts),
-            prefill_batch_size=len(prompts),
+            completion_batch_size=at_once,
+            prefill_batch_size=at_once,
             prefill_step_size=self._chunk,
         )
         uids = generator.insert([list(p) for p in prompts], [max_tokens] * len(prompts))
@@ -141,9 +157,11 @@ class MlxLmSide:
                     first.setdefault(response.uid, time.perf_counter() - began)
                     tokens[response.uid].append(int(response.token))
         # By another clock than the generator's own the first step cannot be told from prefill:
-        # the mean of the others stands in for it.
+        # the mean of the others stands in for it. What was read later has its share of the time.
         steps = max(map(len, tokens.values()))
         spent = (self._clock() - clock) * steps / max(1, steps - 1)
+        if at_once < len(prompts):
+            spent *= stats.generation_time / max(1e-9, stats.generation_time + stats.prompt_time)
         generator.close()
         mx.synchronize()
         return Run(
@@ -173,26 +191,36 @@ class EngineSide:
         self._ids = itertools.count()
 
     def run(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        at_once: int = 0,
     ) -> Run:
         before = energy.joules()
         ids = [f"{self.name}-{next(self._ids)}" for _ in prompts]
-        for name, prompt in zip(ids, prompts, strict=True):
-            self.engine.submit(
-                Request(
-                    name,
-                    tokens=tuple(prompt),
-                    max_tokens=max_tokens,
-                    sampling=SamplingParams(temperature=temperature, seed=seed),
-                    method=self._method,  # type: ignore[arg-type]
-                )
+        waiting = [
+            Request(
+                name,
+                tokens=tuple(prompt),
+                max_tokens=max_tokens,
+                sampling=SamplingParams(temperature=temperature, seed=seed),
+                method=self._method,  # type: ignore[arg-type]
             )
+            for name, prompt in zip(ids, prompts, strict=True)
+        ][::-1]
+        free = at_once or len(prompts)
         gathered = Gathered(ids)
         try:
-            while self.engine.active:
+            while waiting or self.engine.active:
+                for _ in range(min(free, len(waiting))):
+                    self.engine.submit(waiting.pop())
+                    free -= 1
                 began, clock = time.perf_counter(), self._clock()
                 events = self.engine.step()
                 gathered.add(events, time.perf_counter() - began, self._clock() - clock)
+                free += sum(isinstance(event, Finished) for event in events)
         except BaseException:
             self.engine.abandon("the benchmark was stopped")
             raise

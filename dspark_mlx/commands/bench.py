@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_counts,
         default=[1],
         metavar="N,N",
-        help="requests at once (default: 1)",
+        help="requests at once, the next joins as one ends (default: 1)",
     )
     group.add_argument(
         "--temps", type=_temperatures, default=[0.0], metavar="T,T", help="0 is greedy (default: 0)"

@@ -14,11 +14,12 @@ from dspark_mlx.bench import report
 from dspark_mlx.bench.lossless import fork_at, near_tie
 from dspark_mlx.bench.prompts import Prompt
 from dspark_mlx.bench.result import Run
-from dspark_mlx.bench.runner import Plan, Runner
+from dspark_mlx.bench.runner import Plan, Runner, encode
 from dspark_mlx.bench.session import Session
-from dspark_mlx.bench.sides import BASELINE, EngineSide, MlxLmSide
+from dspark_mlx.bench.sides import BASELINE, CLOCKS, EngineSide, MlxLmSide
 from dspark_mlx.bench.variants import Variant
 from dspark_mlx.errors import DsparkError, UsageError
+from dspark_mlx.events import StepDone
 from dspark_mlx.loading import Pair
 from dspark_mlx.schedule import make_policy
 from dspark_mlx.target import Target
@@ -79,6 +80,29 @@ def test_auto_takes_part_with_a_measured_cost(session: Session, prompts: list, m
     assert list(session.options.cache_dir.rglob("profiles/*.json"))
 
 
+@pytest.mark.parametrize("clock", ["wall", "cpu"])
+def test_as_one_reply_ends_the_next_prompt_joins(pair: Pair, prompts: list, clock: str) -> None:
+    encoded = [encode(pair, prompts[i % 3]) for i in range(7)]
+    side = EngineSide(pair, Variant("none", "off", "plain"), make_policy("off"), 4)
+    theirs = MlxLmSide(pair.target.model, pair.tokenizer.eos_token_ids, clock=CLOCKS[clock])
+    alone = [side.run([one], 9, 0.0, 0).tokens[0] for one in encoded]
+    rows: list[int] = []
+    step = side.engine.step
+
+    def watched() -> list:
+        events = step()
+        rows.extend(len(event.rows) for event in events if isinstance(event, StepDone))
+        return events
+
+    side.engine.step = watched  # type: ignore[method-assign]
+    run = side.run(encoded, 9, 0.0, 0, at_once=2)
+    assert list(run.tokens) == alone
+    assert max(rows) == 2 and rows.count(2) > 0.7 * len(rows)
+    run = theirs.run(encoded, 9, 0.0, 0, at_once=2)
+    assert [tuple(t) for t in run.tokens] == alone
+    assert run.seconds > 0.0
+
+
 class WrongSide(EngineSide):
     """An engine whose third token is not the target's."""
 
@@ -117,7 +141,7 @@ class FailingPeer:
     def __init__(self, good: int) -> None:
         self.good = good
 
-    def run(self, prompts, max_tokens, temperature, seed) -> Run:
+    def run(self, prompts, max_tokens, temperature, seed, at_once=0) -> Run:
         if self.good == 0:
             raise DsparkError("peer 1.0: out of memory")
         self.good -= 1
