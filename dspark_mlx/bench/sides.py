@@ -136,7 +136,7 @@ class MlxLmSide:
     def _batch(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, sampler: Any, at_once: int
     ) -> Run:
-        began, clock = time.perf_counter(), self._clock()
+        clock = self._clock()
         generator = BatchGenerator(
             self._model,
             max_tokens=max_tokens,
@@ -146,16 +146,25 @@ class MlxLmSide:
             prefill_batch_size=at_once,
             prefill_step_size=self._chunk,
         )
-        uids = generator.insert([list(p) for p in prompts], [max_tokens] * len(prompts))
-        tokens: dict[int, list[int]] = {uid: [] for uid in uids}
+        waiting = [list(prompt) for prompt in prompts][::-1]
+        tokens: dict[int, list[int]] = {}  # of a request, in the order of the prompts
+        asked: dict[int, float] = {}
         first: dict[int, float] = {}
+
+        def insert(count: int) -> None:
+            for _ in range(min(count, len(waiting))):
+                [uid] = generator.insert([waiting.pop()], [max_tokens])
+                tokens[uid], asked[uid] = [], time.perf_counter()
+
+        insert(at_once)
         with generator.stats() as stats:
             while responses := generator.next_generated():
                 if not first:
                     clock = self._clock()
                 for response in responses:
-                    first.setdefault(response.uid, time.perf_counter() - began)
+                    first.setdefault(response.uid, time.perf_counter() - asked[response.uid])
                     tokens[response.uid].append(int(response.token))
+                    insert(response.finish_reason is not None)
         # By another clock than the generator's own the first step cannot be told from prefill:
         # the mean of the others stands in for it. What was read later has its share of the time.
         steps = max(map(len, tokens.values()))
@@ -165,9 +174,9 @@ class MlxLmSide:
         generator.close()
         mx.synchronize()
         return Run(
-            tuple(tuple(tokens[uid]) for uid in uids),
+            tuple(map(tuple, tokens.values())),
             float(stats.generation_time) if self._clock is time.perf_counter else spent,
-            tuple(first.get(uid, 0.0) for uid in uids),
+            tuple(first.get(uid, 0.0) for uid in tokens),
         )
 
 
