@@ -81,7 +81,7 @@ class Auto:
             return replace(self._plan, plain_ahead=promised)
         before, self._left = self._round, 0
         self._learn()
-        self._plan, self._made_for = self._decided(rows), rows_now
+        self._plan, self._made_for = self._plan_anew(rows), rows_now
         self._left = 1 + (self._round.holds(before) if same else 0)
         return self._plan
 
@@ -90,7 +90,7 @@ class Auto:
         for outcome in unread:
             self.learner.observe(outcome)
 
-    def _decided(self, rows: Sequence[RowView]) -> Plan:
+    def _plan_anew(self, rows: Sequence[RowView]) -> Plan:
         if self._moves != self.learner.correction.moves:
             self._moves = self.learner.correction.moves
             self.budget.renew()
