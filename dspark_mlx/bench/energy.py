@@ -23,3 +23,11 @@ def joules(root: Path = POWERCAP) -> float | None:
             return None
         found = True
     return total if found else None
+
+
+def joules_since(before: float | None) -> float | None:
+    """What ``joules`` has counted since it gave ``before``; None where that is not known."""
+    after = joules()
+    if before is None or after is None or after < before:  # the counter wraps now and then
+        return None
+    return after - before

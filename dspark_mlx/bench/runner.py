@@ -25,9 +25,10 @@ from ..request import SamplingParams
 from ..schedule import make_policy
 from ..text import encode_chat, encode_text
 from .lossless import fork_at, margin, near_tie
+from .mlx_lm_side import BASELINE, MlxLmSide
 from .prompts import Prompt
 from .result import CellName, Fork, Results, Run
-from .sides import BASELINE, CLOCKS, EngineSide, MlxLmSide, Side
+from .sides import CLOCKS, EngineSide, Side
 from .variants import Variant
 
 _Job = tuple[int, float, int, list[int]]  # repeat, temperature, concurrency, prompt numbers

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .trainer import RunState, StepReport
+from .run_state import RunState, StepReport
 from .validate import Validation
 
 

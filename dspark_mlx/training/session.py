@@ -21,8 +21,9 @@ from .features import FeatureCache, FeatureSource, Teacher
 from .init import build_drafter, choose_mask_token, new_config, spread_taps
 from .options import TrainOptions
 from .progress import Progress
+from .run_state import RunState, check_same_run
 from .step import StepComputer
-from .trainer import RunState, Trainer, check_same_run, parameter_count
+from .trainer import Trainer, parameter_count
 
 
 def train(

@@ -7,14 +7,13 @@ printing are done elsewhere.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,56 +24,15 @@ from mlx.utils import tree_flatten, tree_map
 
 from ..drafter.model import Drafter
 from ..drafter.save import save_drafter
-from ..errors import DsparkError, UsageError
 from .blocks import plan_batches
 from .checkpoint import list_checkpoints, load_checkpoint, part, save_checkpoint
 from .data import Sample
 from .loss import Losses
 from .optimizer import RunOptimizer
-from .options import RESUMABLE, TrainOptions
+from .options import TrainOptions
+from .run_state import RunState, StepReport, TrainingError, check_same_run, fingerprint
 from .step import MicroBatch, StepComputer, add, prepare, share
 from .validate import Validation, validate, validation_batches
-
-
-class TrainingError(DsparkError):
-    """The run cannot go on; its checkpoints are whole."""
-
-
-@dataclass
-class RunState:
-    """Where a run stands; saved with every checkpoint."""
-
-    step: int = 0
-    epoch: int = 0
-    position: int = 0
-    """Micro-batches of this pass that were used."""
-    slots: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best: float = 0.0
-    best_step: int = 0
-    since_best: int = 0
-    data: str = ""
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step did, for the log and the progress line."""
-
-    step: int
-    loss: float
-    cross_entropy: float
-    total_variation: float
-    confidence: float
-    accepted: float
-    """Expected accepted length at temperature 1 on the training blocks."""
-    by_slot: list[float]
-    lr: float
-    gradient_norm: float
-    tokens: int
-    slots: int
-    seconds: float
-    epoch: int
 
 
 class Trainer:
@@ -299,27 +257,6 @@ class Trainer:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-
-def fingerprint(samples: Sequence[Sample]) -> str:
-    """What makes two training sets the same, order included."""
-    digest = hashlib.sha256()
-    for sample in samples:
-        digest.update(sample.tokens.tobytes() + sample.start.to_bytes(4, "little"))
-    return digest.hexdigest()[:24]
-
-
-def check_same_run(before: dict[str, Any], now: TrainOptions) -> None:
-    """Raise UsageError when ``out`` holds a run that this one cannot continue."""
-    current = now.to_dict()
-    for name, value in current.items():
-        old = before.get(name)
-        old = tuple(old) if isinstance(value, tuple) and old is not None else old
-        if name not in RESUMABLE and old != value:
-            raise UsageError(
-                f"the run in this folder has {name} {old}, not {value}",
-                "use the same options, or another --out",
-            )
 
 
 def parameter_count(drafter: Drafter) -> int:

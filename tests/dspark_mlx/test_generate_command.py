@@ -17,7 +17,8 @@ from dspark_mlx.commands import main
 from dspark_mlx.events import Finished, Loaded, StepDone
 from dspark_mlx.trace import read_trace
 
-COMMAND = [sys.executable, "-m", "dspark_mlx", "generate"]
+# without a profile: a toy's would stay in the user's cache
+COMMAND = [sys.executable, "-m", "dspark_mlx", "generate", "--no-profile"]
 FIELDS = [
     "text",
     "tokens",
@@ -70,7 +71,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, objec
 def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     """The one line a command was refused with."""
     try:
-        code = main(["generate", *flags])
+        code = main(["generate", "--no-profile", *flags])
     except SystemExit as stop:
         code = int(stop.code or 0)
     out, err = capsys.readouterr()
@@ -125,7 +126,9 @@ def test_a_seed_repeats_a_sampled_reply(model: Path, capsys: pytest.CaptureFixtu
 
 
 def test_auto_without_a_drafter_says_why(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["generate", "--model", str(model), "-p", "hi", "-m", "4", "--verbose"])
+    code = main(
+        ["generate", "--no-profile", "--model", str(model), "-p", "hi", "-m", "4", "--verbose"]
+    )
     _, err = capsys.readouterr()
     assert code == 0
     assert "lookup (no drafter is known for" in err
@@ -135,7 +138,18 @@ def test_text_on_the_terminal_is_the_text_of_json(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = run_json(capsys, "--model", str(model))
-    main(["generate", "--model", str(model), "--prompt", "hello there", "--max-tokens", "30"])
+    main(
+        [
+            "generate",
+            "--no-profile",
+            "--model",
+            str(model),
+            "--prompt",
+            "hello there",
+            "--max-tokens",
+            "30",
+        ]
+    )
     out, _ = capsys.readouterr()
     assert out == f"{report['text']}\n"
 

@@ -12,11 +12,12 @@ from toys import VOCAB, ToyTokenizer
 
 from dspark_mlx.bench import report
 from dspark_mlx.bench.lossless import fork_at, near_tie
+from dspark_mlx.bench.mlx_lm_side import BASELINE, MlxLmSide
 from dspark_mlx.bench.prompts import Prompt
 from dspark_mlx.bench.result import Run
 from dspark_mlx.bench.runner import Plan, Runner, encode
 from dspark_mlx.bench.session import Session
-from dspark_mlx.bench.sides import BASELINE, CLOCKS, EngineSide, MlxLmSide
+from dspark_mlx.bench.sides import CLOCKS, EngineSide
 from dspark_mlx.bench.variants import Variant
 from dspark_mlx.errors import DsparkError, UsageError
 from dspark_mlx.events import StepDone

@@ -23,8 +23,8 @@ from dspark_mlx.training import checkpoint, session
 from dspark_mlx.training.checkpoint import list_checkpoints, load_checkpoint
 from dspark_mlx.training.options import TrainOptions
 from dspark_mlx.training.progress import read_log
+from dspark_mlx.training.run_state import RunState, TrainingError
 from dspark_mlx.training.step import StepComputer
-from dspark_mlx.training.trainer import RunState, TrainingError
 
 
 @pytest.fixture(scope="module")
