@@ -41,7 +41,8 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes if self.rows is not None else 0
+        held = self.rows.nbytes if self.rows is not None else 0
+        return held + sum(proposer.nbytes for proposer in self.proposers.values())
 
     def members(self, proposer: Proposer) -> list[int]:
         """The rows that ``proposer`` drafts for, in its own order."""

@@ -65,7 +65,7 @@ def batch_generate(
         max_rows=completion_batch_size if max_rows is None else max_rows,
     )
     n = len(prompts)
-    limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
+    limits = list(max_tokens) if isinstance(max_tokens, Sequence) else [max_tokens] * n
     params = SamplingParams() if sampling is None else sampling
     each = [params] * n if isinstance(params, SamplingParams) else list(params)
     if not len(limits) == len(each) == n:

@@ -169,7 +169,7 @@ class RowsKV:
         self.lengths = [self.lengths[r] for r in rows]
         self.start = [self.start[r] for r in rows]
         if self.parts:
-            capacity = _rounded(max(self._held(), default=0))
+            capacity = rounded(max(self._held(), default=0))
             self.parts = [_take(part, rows)[:, :, :capacity] for part in self.parts]
 
     def extract(self, row: int) -> RowsKV:
@@ -219,11 +219,11 @@ class RowsKV:
     def _grow(self, new: list[mx.array], width: int) -> None:
         """Make room for ``width`` more positions."""
         if not self.parts:
-            capacity = _rounded(width)
+            capacity = rounded(width)
             self.parts = [_blank(part, len(self.lengths), capacity) for part in new]
             return
         longest = max(self._held())
-        capacity = _rounded(longest + width)
+        capacity = rounded(longest + width)
         self.parts = [_widen(part[:, :, :longest], capacity) for part in self.parts]
 
 
@@ -271,7 +271,8 @@ def _group_size(*dims: int) -> int:
     )
 
 
-def _rounded(positions: int) -> int:
+def rounded(positions: int) -> int:
+    """The capacity of a buffer for so many positions."""
     return -(-positions // GROWTH) * GROWTH
 
 

@@ -229,7 +229,10 @@ def from_json(line: str) -> Event:
 
     Raises ValueError for a line that is not an event.
     """
-    data = json.loads(line)
+    try:
+        data = json.loads(line)
+    except RecursionError:
+        raise ValueError("not a dspark event: nested too deeply") from None
     kind = data.get("event") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"not a dspark event: {line[:80]!r}")

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
+from .cache import rounded
 from .errors import CacheError, UsageError
 from .events import Event, Notice, Prefill, Queued
 from .prefix import Prefix, PrefixStore
@@ -26,7 +27,8 @@ BUSY_SHARE = 4
 
 
 class Intake:
-    """Queue and prefill. ``kv_limit``: bytes of KV that active requests may reserve.
+    """Queue and prefill. ``kv_limit``: bytes of KV that active requests may reserve (one alone
+    may exceed it by part of a step in which buffers grow).
 
     ``default_method`` answers requests for ``auto``; ``reason`` says why it was
     chosen. ``thinking`` is the mode the drafter was trained in, taken for chats
@@ -62,7 +64,7 @@ class Intake:
 
     @property
     def nbytes(self) -> int:
-        return sum(state.rows.nbytes for _, state in self.joining) + self.prefixes.nbytes
+        return sum(state.nbytes for _, state in self.joining) + self.prefixes.nbytes
 
     def waiting(self) -> list[Reply]:
         """Queued and prefilling replies, oldest first."""
@@ -85,7 +87,8 @@ class Intake:
             request,
             prompt,
             self._tokenizer,
-            context_limit=self._room(request, len(prompt)),
+            context_limit=self._room(request, len(prompt), method),
+            vocab_size=self._target.vocab_size,
             processors=_processors(request),
         )
         reply.method = method
@@ -111,7 +114,7 @@ class Intake:
             reply = self.queue[0]
             active = [*decoding, *(r for r, _ in self.joining)]
             # Rows share one buffer a layer, so each takes as much as the longest.
-            reserved = (len(active) + 1) * max(map(self._needs, [*active, reply]))
+            reserved = (len(active) + 1) * max(map(self._holds, [*active, reply]))
             if active and reserved > self.kv_limit:
                 return
             self.queue.pop(0)
@@ -169,17 +172,28 @@ class Intake:
         state.rows.roll_back([len(state.tokens)])
         mx.clear_cache()
 
-    def _room(self, request: Request, prompt: int) -> int:
+    def _room(self, request: Request, prompt: int, method: str) -> int:
         """Most positions the reply may reach (0: no limit): without one of its own, what fits."""
-        size = self._target.kv_bytes_per_token
+        size = self._size(method)
         fits = int(self.kv_limit / size) if size else 0
         if request.max_tokens != -1 or fits <= prompt:
             return self.context_limit
         return min(fits, self.context_limit or fits)
 
     def _needs(self, reply: Reply) -> float:
-        """Bytes of KV the reply may come to hold."""
-        return self._target.kv_bytes_per_token * (reply.prompt_tokens + reply.budget)
+        """Bytes of KV the reply may come to need."""
+        return self._size(reply.method) * (reply.prompt_tokens + reply.budget)
+
+    def _holds(self, reply: Reply) -> float:
+        """Bytes its row may come to hold: buffers grow in whole steps, for a round's draft too."""
+        proposer = self._proposers.get(reply.method)
+        draft = proposer.block if proposer else 0
+        return self._size(reply.method) * rounded(reply.prompt_tokens + reply.budget + draft)
+
+    def _size(self, method: str) -> float:
+        """Bytes a position takes in the caches of the target and of the proposer."""
+        proposer = self._proposers.get(method)
+        return self._target.kv_bytes_per_token + (proposer.kv_bytes_per_token if proposer else 0.0)
 
     def _method(self, request: Request) -> str:
         if request.method == "auto":

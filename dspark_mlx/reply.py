@@ -51,9 +51,11 @@ class Reply:
         tokenizer: Any,
         *,
         context_limit: int,
+        vocab_size: int,
         processors: tuple[Callable[..., Any], ...] = (),
     ) -> None:
         self.request = request
+        self._vocab_size = vocab_size
         self.tokens = list(prompt)
         self.prompt_tokens = len(self.tokens)
         self.processors = tuple(self._guarded("a logits processor", p, False) for p in processors)
@@ -131,12 +133,10 @@ class Reply:
             asked = asked + 1 if round == self.counts.rounds else 0
             round = self.counts.rounds
             try:
-                made = call(*given)
-                if made.size != 1 if chooses else made.shape != given[-1].shape:
-                    raise ValueError(f"it returned an array of shape {made.shape}")
-                return made
-            except Exception as error:
-                line = f"{what} failed: {type(error).__name__}: {error}"
+                return _checked(call(*given), given[-1], chooses)
+            except (Exception, SystemExit) as error:
+                why = str(error).strip().partition("\n")[0]
+                line = f"{what} failed: {type(error).__name__}: {why}"
                 self._broken.setdefault(len(self.tokens) + asked, line)
                 return given[-1].argmax(axis=-1) if chooses else given[-1]
 
@@ -163,6 +163,9 @@ class Reply:
         for k, id in enumerate([*drafted[:accepted], token]):
             if len(self.tokens) in self._broken:
                 self.fail(self._broken[len(self.tokens)])
+                break
+            if not 0 <= id < self._vocab_size:  # it must not come near an embedding
+                self.fail(f"the sampler failed: it chose token id {id}, which the model lacks")
                 break
             chance = None
             if k < accepted and k < len(confidence):
@@ -234,3 +237,17 @@ class Reply:
             hint=self.hint,
             tail=self._text.finish() if self.ended in (None, "cancelled", "error") else "",
         )
+
+
+def _checked(made: Any, given: Any, chooses: bool) -> Any:
+    """What a user's callable made of the array ``given``. Raises TypeError or ValueError.
+
+    Whether a chosen id exists is seen only once the device has computed it.
+    """
+    if type(made) is not type(given):  # numpy's too: MLX would fail on it in a graph of all rows
+        raise TypeError(f"it returned {type(made).__name__}, no mlx array")
+    if made.size != 1 if chooses else made.shape != given.shape:
+        raise ValueError(f"it returned an array of shape {made.shape}")
+    if chooses and "int" not in str(made.dtype):
+        raise TypeError(f"it returned {made.dtype}, no token id")
+    return made

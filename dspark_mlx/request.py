@@ -171,6 +171,16 @@ class Request:
     def __post_init__(self) -> None:
         given = [bool(self.messages), self.prompt is not None, self.tokens is not None]
         _require(sum(given) == 1, "give exactly one of messages, prompt and tokens")
+        _require(isinstance(self.prompt, str | None), "the prompt must be text")
+        _require(
+            all(
+                isinstance(m, Mapping) and isinstance(m.get("content", ""), str)
+                for m in self.messages
+            ),
+            "each message must be a mapping with text as its content",
+        )
+        _require(isinstance(self.sampling, SamplingParams), "sampling must be SamplingParams")
+        _require(isinstance(self.cuts, Cuts), "cuts must be Cuts")
         if self.tokens is not None:
             _require(_whole(*self.tokens), "tokens must be token ids, whole numbers")
             object.__setattr__(self, "tokens", tuple(map(int, self.tokens)))
@@ -178,6 +188,7 @@ class Request:
             _whole(self.max_tokens) and (self.max_tokens == -1 or self.max_tokens > 0),
             "max tokens must be positive, or -1",
         )
+        object.__setattr__(self, "max_tokens", int(self.max_tokens))
         _require(self.method in METHODS, f"method must be one of {', '.join(METHODS)}")
         _require(not isinstance(self.stop, str), "stop must be a tuple of strings, not one string")
         _require(all(isinstance(s, str) for s in self.stop), "stop strings must be text")

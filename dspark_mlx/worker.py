@@ -135,14 +135,14 @@ class EngineThread:
                 break
             try:
                 command()
-            except Exception as error:
+            except BaseException as error:  # also an exit that a caller's code asks for
                 self._emit(Failed(_describe(error), "see the log, or load the model again"))
         self._unload()
 
     def _step(self) -> None:
         try:
             events = self._engine.step()
-        except Exception as error:
+        except BaseException as error:  # as above: on this thread it would end all requests
             message, hint = _explain(error)
             events = self._engine.abandon(message, hint)
         for event in events:

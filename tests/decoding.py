@@ -89,6 +89,8 @@ class ScriptProposer:
     name = "script"
     taps: tuple[int, ...] = ()
     calibrated = False
+    kv_bytes_per_token = 0.0
+    nbytes = 0
 
     def __init__(
         self,

@@ -79,6 +79,8 @@ class TableDrafter:
     name = "dspark"
     taps: tuple[int, ...] = ()
     calibrated = False
+    kv_bytes_per_token = 0.0
+    nbytes = 0
 
     def __init__(self, table: np.ndarray, block: int) -> None:
         self.table = mx.array(table.astype(np.float32))

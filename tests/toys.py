@@ -172,6 +172,8 @@ class OracleProposer:
     name = "oracle"
     taps: tuple[int, ...] = ()
     calibrated = False
+    kv_bytes_per_token = 0.0
+    nbytes = 0
 
     def __init__(self, model: nn.Module, block: int, noise: float = 0.4, seed: int = 0) -> None:
         self.model = model

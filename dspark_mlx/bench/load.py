@@ -19,6 +19,7 @@ from ..errors import DsparkError, UsageError
 
 KINDS = ("cpu", "gpu")
 SIZE = {"cpu": 512, "gpu": 4096}
+MOST_PER_CORE = 4  # processes; more would only keep the machine from answering
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 
@@ -38,6 +39,11 @@ def parse_load(text: str) -> LoadSpec:
         processes = 0
     if kind not in KINDS or processes < 1:
         raise UsageError(f"no load {text!r}", "write cpu:1, cpu:2 or gpu:1")
+    most = MOST_PER_CORE * (os.cpu_count() or 1)
+    if processes > most:
+        raise UsageError(
+            f"{processes} processes are too many to load this machine with", f"at most {most}"
+        )
     if kind == "gpu" and not _has_gpu():
         raise UsageError("this machine has no GPU that mlx can use", "use --load cpu:1")
     return LoadSpec(kind, processes)

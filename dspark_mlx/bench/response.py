@@ -24,7 +24,7 @@ PHASES = ("off", "on", "off")
 WINDOW = 5  # rounds a length is averaged over when its move is looked for
 SETTLE = 15  # rounds in which it must have moved
 MOVED = 0.25  # tokens; a smaller difference between phases is none
-BACK = 1.0  # tokens; so near to what it was before the load, a length has recovered
+BACK = 0.75  # tokens; so near to what it was before the load, a length has recovered
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,6 +30,7 @@ from .mlx_lm_side import BASELINE, MlxLmSide
 from .prompts import Prompt
 from .result import CellName, Fork, Results, Run
 from .sides import CLOCKS, EngineSide, Side
+from .tables import plural
 from .variants import Variant
 
 _Job = tuple[int, float, int, list[int]]  # repeat, temperature, concurrency, prompt numbers
@@ -68,6 +70,7 @@ class Runner:
         )
         self._plain = EngineSide(pair, Variant("none", "off", "plain"), make_policy("off"), 1)
         self._encoded = [encode(pair, prompt) for prompt in plan.prompts]
+        self._checked: Counter[str] = Counter()  # replies of each side
         self._references: dict[tuple[int, float, int], tuple[int, ...]] = {}
         self.results = Results(self._about(), BASELINE)
         if pair.target.kv_bits and max(plan.concurrency) > 1:
@@ -95,6 +98,13 @@ class Runner:
                 raise
             self.results.stopped = True
             self.results.notes.append("stopped early: what was measured until then is shown")
+        forks = Counter(fork.side for fork in self.results.forks)
+        self.results.notes += [
+            f"{peer.name}: {n - forks[peer.name]} of {plural(n, 'reply', 'replies')} agree, "
+            "token by token"
+            for peer in plan.peers
+            if (n := self._checked[peer.name])
+        ]
         self.results.about["load_average_after"] = _load_average()
         return self.results
 
@@ -181,6 +191,7 @@ class Runner:
         for i, reply in zip(group, replies, strict=True):
             reference = self._reference(i, temperature, group[0])
             self.results.compared += 1
+            self._checked[side.name] += 1
             at = fork_at(reply, reference, self._eos)
             if at is None:
                 continue

@@ -97,6 +97,8 @@ class Session:
             )
             results = Runner(self.pair, plan, self.progress).run()
         results.notes += peers.absent
+        if peers.peers:
+            results.notes += _about_peers(peers, draft_model, rows, max(temperatures))
         return results
 
     def respond(
@@ -175,3 +177,15 @@ class Session:
 
     def _say(self, what: str) -> None:
         self.progress(0, 0, what)
+
+
+def _about_peers(peers: Peers, draft_model: str | None, rows: int, hottest: float) -> list[str]:
+    """Where the peers that run are not compared all the same."""
+    notes = []
+    if rows > 1:
+        notes.append("peers serve one request at a time: they are in no other table")
+    if hottest > 0:
+        notes.append("above temperature 0 peers draw numbers of their own: their text is unchecked")
+    if draft_model is None and any(peer.name == "mlx-lm" for peer in peers.peers):
+        notes.append("mlx-lm's own speculation needs a small model: name one, --peer-draft-model")
+    return notes

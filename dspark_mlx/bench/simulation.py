@@ -19,6 +19,7 @@ from ..schedule.cost import CostModel
 from ..schedule.script import DOMAINS, Script, from_trace, synthetic
 from ..schedule.simulate import in_hindsight, simulate
 from ..schedule.tables import tables
+from ..trace import read_trace
 from . import picture
 from .tables import number, percent, table
 from .variants import parse_schedule
@@ -83,15 +84,13 @@ def replies(spec: str, seed: int = 0) -> dict[str, list[Script]]:
             name: [synthetic(name, TOKENS, BLOCK, seed + i) for i in range(REPLIES)]
             for name in names
         }
-    try:
-        lines = Path(spec).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    if not Path(spec).is_file():
         raise UsageError(
-            f"cannot read the trace {spec}: {error}",
+            f"cannot read the trace {spec}: no such file",
             "record one with dspark generate --schedule fixed --trace FILE, or give "
             f"{', '.join(SYNTHETIC)} or all",
-        ) from error
-    return {Path(spec).stem: from_trace(lines, seed)}
+        )
+    return {Path(spec).stem: from_trace(read_trace(spec), seed)}
 
 
 def run(
@@ -106,6 +105,8 @@ def run(
 
     ``schedules`` are named as for ``variants``. Raises UsageError for one that makes no sense.
     """
+    if len(set(schedules)) < len(schedules):
+        raise UsageError("a schedule is named twice")
     named = {spec: parse_schedule(spec) for spec in schedules}
     cells: list[SimCell] = []
     places = [(w, t, c) for w in worlds for t in texts for c in concurrency]

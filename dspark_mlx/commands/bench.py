@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..events import CostTable, Loading, Notice
+from .numbers import count, positive, temperatures
 from .options import add_model_flags, load_options
-from .output import write_text
+from .output import check_writable, write_text
 from .progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from ..bench.session import Session
 
 EXIT_NOT_LOSSLESS = 1
+SCHEDULES = ["auto", "fixed"]
+IDLE = {  # flags that a measurement makes no use of
+    "simulate": ("methods", "against", "load", "temps", "prompts", "clock"),
+    "load": ("concurrency", "temps", "against", "repeats", "clock", "seed"),
+}
 EXIT_INTERRUPTED = 130
 
 
@@ -40,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--schedules",
         type=_names,
-        default=["auto", "fixed"],
+        default=SCHEDULES,
         metavar="A,B",
         help="policies, also fixed:N (tokens) and threshold:P (survival); default: auto,fixed",
     )
@@ -52,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="requests at once, the next joins as one ends (default: 1)",
     )
     group.add_argument(
-        "--temps", type=_temperatures, default=[0.0], metavar="T,T", help="0 is greedy (default: 0)"
+        "--temps", type=temperatures, default=(0.0,), metavar="T,T", help="0 is greedy (default: 0)"
     )
     group.add_argument(
         "--against", type=_names, default=[], metavar="A,B", help="peers: mlx-lm, mlx-dspark"
@@ -64,15 +70,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prompts", type=Path, nargs="+", default=[], metavar="FILE", help="JSON lines of prompts"
     )
-    group.add_argument("--limit", type=_positive, metavar="N", help="at most N prompts a domain")
+    group.add_argument("--limit", type=positive, metavar="N", help="at most N prompts a domain")
     group.add_argument(
-        "--tokens", type=_positive, default=64, metavar="N", help="a reply (default: %(default)s)"
+        "--tokens", type=positive, default=64, metavar="N", help="a reply (default: %(default)s)"
     )
     group.add_argument(
-        "--repeats", type=_positive, default=1, metavar="N", help="of everything, for a median"
+        "--repeats", type=positive, default=1, metavar="N", help="of everything, for a median"
     )
     group.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="for temperatures above 0"
+        "--seed", type=count, default=0, metavar="N", help="for temperatures above 0"
     )
     group.add_argument(
         "--clock",
@@ -85,7 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--load", metavar="SPEC", help="response to a load that comes and goes: cpu:1, gpu:1"
     )
     group.add_argument(
-        "--load-rounds", type=_positive, default=40, metavar="N", help="rounds of a phase"
+        "--load-rounds", type=positive, default=40, metavar="N", help="rounds of a phase"
     )
     group.add_argument(
         "--simulate", nargs=2, metavar=("COST", "TRACE"), help="policies on a cost table; no model"
@@ -93,9 +99,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     group.add_argument("--svg", type=Path, metavar="FILE", help="draw them")
+    idle = {*IDLE["simulate"], *IDLE["load"]}
+    parser.set_defaults(usual={name: parser.get_default(name) for name in idle})
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_flags(args)
     if args.simulate:
         return _simulate(args)
     from ..bench.load import parse_load
@@ -143,6 +152,18 @@ def run(args: argparse.Namespace) -> int:
     if results.stopped:
         return EXIT_INTERRUPTED
     return 0 if results.lossless else EXIT_NOT_LOSSLESS
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Say before anything is measured what could not be honoured, or written, afterwards."""
+    check_writable(args.json)
+    check_writable(args.svg)
+    mode = "simulate" if args.simulate else "load" if args.load else ""
+    for name in IDLE.get(mode, ()):
+        if getattr(args, name) != args.usual[name]:
+            raise UsageError(f"--{mode} makes no use of --{name}", f"leave --{name} out")
+    if mode == "load" and args.schedules != SCHEDULES and len(args.schedules) > 1:
+        raise UsageError("--load follows one schedule at a time", "name it with --schedules")
 
 
 def _respond(
@@ -210,25 +231,4 @@ def _names(text: str) -> list[str]:
 
 
 def _counts(text: str) -> list[int]:
-    return [_positive(part) for part in _names(text)]
-
-
-def _temperatures(text: str) -> list[float]:
-    values = [float(part) for part in _names(text)]
-    if any(not 0.0 <= value < float("inf") for value in values):
-        raise argparse.ArgumentTypeError("temperatures are 0 or more")
-    return values
-
-
-def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must be 0 or more")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
+    return [positive(part) for part in _names(text)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..registry import DEFAULT_MODEL
 from ..request import DRAFT_SAMPLINGS, METHODS, Cuts, SamplingParams
 from ..schedule import POLICIES
+from .numbers import count
 
 if TYPE_CHECKING:
     from ..loading import LoadOptions
@@ -66,7 +67,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, decoding: bool = True) -
         action="store_false",
         help="leave all drafting to the drafter, also where the text repeats itself",
     )
-    group.add_argument("--context", type=_count, default=0, metavar="N", help="longest context")
+    group.add_argument("--context", type=count, default=0, metavar="N", help="longest context")
     group.add_argument("--cache-dir", type=Path, metavar="DIR", help="keep models in DIR")
 
 
@@ -100,7 +101,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 def add_cut_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("draft cuts")
     group.add_argument(
-        "--draft-length", type=_count, metavar="N", help="verify at most N drafted tokens a round"
+        "--draft-length", type=count, metavar="N", help="verify at most N drafted tokens a round"
     )
     group.add_argument(
         "--p-min", type=float, default=0.0, metavar="P", help="stop before a confidence below P"
@@ -158,10 +159,3 @@ def _schedule(args: argparse.Namespace) -> str:
     if args.p_min or args.p_survival_min:
         return "threshold"
     return "auto" if args.draft_length is None else "fixed"
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must be 0 or more")
-    return value

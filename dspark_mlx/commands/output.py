@@ -44,3 +44,15 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check_writable(path: Path | None) -> None:
+    """Before long work: raises UsageError where ``write_text`` would in the end."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"cannot write {path}: no permission")

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..events import CostTable, Loading, Notice
 from .options import add_model_flags, load_options
-from .output import write_text
+from .output import check_writable, write_text
 from .progress import ProgressLine
 
 
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--budget must be above 0 seconds")
     if args.max_rows < 1:
         raise UsageError("--max-rows must be 1 or more")
+    check_writable(args.svg)
     notices: list[str] = []
     with ProgressLine() as line:
 

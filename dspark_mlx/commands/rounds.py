@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..events import Finished, StepDone
 from ..request import Request, SamplingParams
+from .numbers import temperatures
 
 if TYPE_CHECKING:
     from ..loading import LoadOptions
@@ -80,6 +81,8 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
     for name in ("prompts", "max_tokens", "rows"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+    if len(set(args.temps)) < len(args.temps):
+        raise UsageError("--temps names a temperature twice")
     if args.skip < 0:
         raise UsageError("--skip must not be negative")
     found = read_prompts(args.data or [default_prompts()], args.prompts, args.skip)
@@ -90,17 +93,6 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
 
 def default_prompts() -> Path:
     return Path(str(resources.files("dspark_mlx"))) / "data" / "prompts.jsonl"
-
-
-def temperatures(text: str) -> tuple[float, ...]:
-    """Of a flag: ``0,0.7``."""
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list like 0,0.7") from None
-    if not all(0 <= value < 100 for value in values):
-        raise argparse.ArgumentTypeError("temperatures must not be negative")
-    return values
 
 
 def read_prompts(files: Sequence[Path], most: int, skip: int = 0) -> list[Prompt]:

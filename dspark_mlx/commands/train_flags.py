@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .rounds import temperatures
+from .numbers import temperatures
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -77,12 +77,18 @@ class Proposer(Protocol):
     """``taps``: the target layers it reads. ``block``: most tokens it can draft.
 
     ``calibrated``: its confidences were calibrated on held-out rounds.
+    ``kv_bytes_per_token``: what a position takes in its own context cache, 0 without one;
+    ``nbytes``: what the rows being decoded hold there.
     """
 
     name: str
     taps: tuple[int, ...]
     block: int
     calibrated: bool
+    kv_bytes_per_token: float
+
+    @property
+    def nbytes(self) -> int: ...
 
     # -- a row that is being prefilled, or waits to be reused --------------------------
 

@@ -55,10 +55,15 @@ class CopyingProposer:
         self.drafter = drafter.drafter
         self.name, self.taps, self.block = drafter.name, drafter.taps, drafter.block
         self.calibrated = drafter.calibrated
+        self.kv_bytes_per_token = drafter.kv_bytes_per_token
         self._lookup = LookupProposer(block)
         self._copies: dict[int, tuple[list[int], list[float]]] = {}
         self._copied: set[int] = set()  # rows of the round under way
         self.record: list[Draft] | None = None  # every draft is noted here, for evaluation
+
+    @property
+    def nbytes(self) -> int:
+        return self.alone.nbytes
 
     # -- a row that is being prefilled, or waits to be reused --------------------------
 

@@ -30,12 +30,19 @@ class DSparkProposer:
         self.block = drafter.block_size
         self.taps = tuple(drafter.config.target_layer_ids)
         self.calibrated = drafter.calibration is not None
+        c = drafter.config
+        numbers = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim
+        self.kv_bytes_per_token = float(numbers * drafter.dtype.size)
         self._rows = Rows([], 0)
         # Features of plain rounds, one position each, not yet in the context:
         # while nothing is drafted they only need to be kept, not projected.
         self._pending: list[mx.array] = []
         self._hits = HitRate()  # stands in where a checkpoint has no confidence head
         self.record: list[Draft] | None = None  # every draft is noted here, for calibration
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
 
     def new_row(self) -> Rows:
         return Rows(self.drafter.make_context(1))

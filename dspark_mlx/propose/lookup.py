@@ -65,6 +65,8 @@ class LookupProposer:
     name = "lookup"
     taps: tuple[int, ...] = ()
     calibrated = False
+    kv_bytes_per_token = 0.0
+    nbytes = 0
 
     def __init__(self, block: int = 8) -> None:
         self.block = block

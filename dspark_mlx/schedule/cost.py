@@ -12,7 +12,6 @@ anchor, so verifying n drafted tokens is a step of width n + 1.
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from .calibration import Floats
 CONTEXT_STEP = 256  # contexts this close share one curve
 FLOOR = 0.02  # least growth per token beyond what was measured, as a share of the last cost
 MOST_OVERLAP = 0.5  # of a plain round: the device has no less to do for it
+LONGEST = 86_400.0  # seconds of a round that can be believed
 SAMPLES = 9  # rounds a learned point remembers
 
 
@@ -104,16 +104,19 @@ class CostModel:
     ) -> None:
         self.step = {c: {r: dict(p) for r, p in t.items() if p} for c, t in (step or {}).items()}
         self.step = {c: t for c, t in self.step.items() if t}
-        self.draft = {m: {r: dict(p) for r, p in t.items()} for m, t in (draft or {}).items()}
+        self.draft = {m: {r: dict(p) for r, p in t.items() if p} for m, t in (draft or {}).items()}
         self.overhead, self.look, self.overlap, self.key = overhead, look, overlap, key
         self.profiled = bool(self.step)
         self._samples: dict[tuple[int, int], list[float]] = {}
         self._curves: dict[tuple[object, ...], Floats] = {}
         values = [*_leaves(self.step), *_leaves(self.draft), overhead, look, overlap]
-        if not all(math.isfinite(v) and v >= 0.0 for v in values):
-            raise UsageError("a cost table must hold finite seconds, none below 0")
+        if not all(0.0 <= v <= LONGEST for v in values):
+            raise UsageError("a cost table must hold seconds, none below 0 or above a day")
         if any(v == 0.0 for v in _leaves(self.step)):
             raise UsageError("a target step cannot take no time")
+        tables = [*self.step.values(), *self.draft.values()]
+        if any(r < 1 or min(points) < 1 for table in tables for r, points in table.items()):
+            raise UsageError("a cost table counts rows and widths from 1")
 
     @property
     def known(self) -> bool:
@@ -214,7 +217,7 @@ class CostModel:
                 overlap=float(data.get("overlap", 0.0)),  # tables made before it was known
                 key=CostKey(**data["key"]) if data.get("key") else None,
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import UsageError
-from ..events import StepDone, from_json
+from ..events import Event, RowStep, StepDone
 from .calibration import Floats, sigmoid
 
 
@@ -54,6 +54,7 @@ DOMAINS = {
     "weak": Domain(-0.60, 0.9, 0.12, 6.0),
 }
 MIXED = ("chat", "code", "math")
+LONGEST = 1_000_000  # tokens of a recorded reply
 OVERCONFIDENT = 1.25  # how much too steep the raw confidences are
 NOISE = 0.5  # deviation of a confidence's logit from the truth's
 
@@ -90,30 +91,26 @@ def synthetic(domain: str, tokens: int, block: int, seed: int) -> Script:
     return Script(domain, sigmoid(raw), tuple(int(a) for a in accepts))
 
 
-def from_trace(lines: Iterable[str], seed: int = 0) -> list[Script]:
-    """One script per recorded reply that drafted, from the ``StepDone`` lines of a trace.
+def from_trace(events: Iterable[Event], seed: int = 0) -> list[Script]:
+    """One script per recorded reply that drafted, from the ``StepDone`` events of a trace.
 
     A position between two recorded rounds is answered by the round before it; those
     that copied in a drafter's place say nothing of it and are left out.
     Tokens that were never verified are decided by their survival: exact
     outcomes need a trace made with ``--schedule fixed`` and the whole block.
-    Raises UsageError when nothing in the trace was drafted with confidences.
+    Raises UsageError when nothing in the trace was drafted with confidences, or a round of it
+    cannot have been.
     """
     rng = np.random.default_rng(seed)
     rounds: dict[str, list[tuple[int, tuple[float, ...], int]]] = {}
     copies: dict[str, list[tuple[int, tuple[float, ...], int]]] = {}
-    for line in lines:
-        if not line.strip():
-            continue
-        try:
-            event = from_json(line)
-        except ValueError as error:
-            raise UsageError(f"not a trace: {error}") from error
+    for event in events:
         if not isinstance(event, StepDone):
             continue
         for row in event.rows:
             if not row.drafted or len(row.confidence) < len(row.drafted):
                 continue
+            _check(row)
             accepted = row.accepted
             if accepted == row.scheduled:  # what came after it was never seen
                 for c in row.confidence[accepted:]:
@@ -129,6 +126,14 @@ def from_trace(lines: Iterable[str], seed: int = 0) -> list[Script]:
             "record one with --schedule fixed",
         )
     return [_script(name, sorted(done)) for name, done in rounds.items()]
+
+
+def _check(row: RowStep) -> None:
+    chances = all(0.0 <= c <= 1.0 for c in row.confidence)  # not so of NaN
+    if not (chances and 0 <= row.accepted <= row.scheduled <= len(row.drafted)):
+        raise UsageError(f"the trace has a round of {row.request_id!r} that cannot have been")
+    if not 0 <= row.position < LONGEST:
+        raise UsageError(f"the trace has a token at position {row.position}, beyond {LONGEST:,}")
 
 
 def _script(name: str, rounds: list[tuple[int, tuple[float, ...], int]]) -> Script:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MODELS, prompt
 
-from dspark_mlx.events import to_json
 from dspark_mlx.propose import CopyingProposer, DraftRow, LookupProposer
 from dspark_mlx.request import Request, SamplingParams
 from dspark_mlx.schedule import Plan, make_policy
@@ -340,15 +339,15 @@ def test_copies_do_not_teach_what_drafted_rounds_cost() -> None:
 
 def test_a_trace_is_read_without_its_copies() -> None:
     engine = make_engine(toy_target("llama"), [copying(block=3, copy=6)], policy="fixed")
-    lines: list[str] = []
+    seen: list[Any] = []
 
     def each(engine: Any, events: Any) -> None:
-        lines.extend(to_json(event) for event in events if hasattr(event, "round_seconds"))
+        seen.extend(event for event in events if hasattr(event, "round_seconds"))
 
     ask = request(tokens=tuple(prompt(7)), max_tokens=COUNT, ignore_eos=True)
     ran = run_one(engine, ask, each=each)
     assert any(done.copied for done in ran.rounds)
-    (script,) = from_trace(lines)
+    (script,) = from_trace(seen)
     assert script.block == 3
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -169,6 +171,9 @@ def test_a_processor_that_raises_ends_its_own_reply_only() -> None:
         (lambda t, x: x[0], "shape"),
         (lambda t, x: None, "NoneType"),
         (lambda t, x: x[:, :5], "shape"),
+        (lambda t, x: np.array(x), "no mlx array"),
+        (lambda t, x: sys.exit("enough"), "SystemExit: enough"),
+        (lambda t, x: json.loads("two\nlines"), "Expecting value"),
     ]
     own = plain_text("llama", tuple(prompt(12)), COUNT)
     for processor, why in wrong:
@@ -184,6 +189,7 @@ def test_a_processor_that_raises_ends_its_own_reply_only() -> None:
             bad = ran["bad"].finished
             assert bad is not None and bad.reason == "error"
             assert "logits processor failed" in bad.message and why in bad.message
+            assert "\n" not in bad.message
             assert tuple(ran["bad"].tokens) == own[: 5 if processor is late else 0]
 
 
@@ -198,7 +204,14 @@ def test_a_sampler_that_raises_ends_its_own_reply_only() -> None:
             raise RuntimeError("out of ideas")
         return mx.argmax(logprobs, axis=-1)
 
-    for sampler, why in ((tired, "out of ideas"), (lambda p: p, "shape")):
+    wrong: list[tuple[Any, str]] = [
+        (tired, "out of ideas"),
+        (lambda p: p, "shape"),
+        (lambda p: 5, "no mlx array"),
+        (lambda p: mx.array([float("nan")]), "no token id"),
+        *[(lambda p, i=i: mx.array([i]), f"token id {i}") for i in (VOCAB, -1, 2**31 - 1)],
+    ]
+    for sampler, why in wrong:
         engine = make_engine(target, [ScriptProposer([[*prompt(12), *own]], 4, 0.3)])
         ran = run(
             engine,
@@ -486,3 +499,38 @@ def test_a_round_waits_for_the_device_once_unless_the_policy_looks(
         )
     for syncs, looked in waits:
         assert syncs == 1 or (looked and syncs == 2) or (looks and method == "lookup")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cuts": None},
+        {"sampling": None},
+        {"tokens": None, "prompt": 5},
+        {"tokens": None, "messages": ({"role": "user", "content": None},)},
+        {"tokens": None, "messages": ("hello",)},
+        {"max_tokens": 3.5},
+    ],
+    ids=str,
+)
+def test_a_request_of_the_wrong_kinds_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Request("a", **{"tokens": (5, 6), **wrong})
+    assert Request("a", tokens=(5, 6), max_tokens=np.int64(3)).max_tokens == 3
+
+
+@pytest.mark.parametrize("method", ["none", "dspark"])
+def test_rows_hold_no_more_than_the_limit(method: str) -> None:
+    """Buffers grow in whole steps, and a drafter keeps a cache of its own."""
+    target = toy_target("llama")
+    limit = int(target.kv_bytes_per_token * 1600)
+    for count, length in ((12, 100), (30, 10), (6, 250)):
+        engine = make_engine(target, [dspark(target)], kv_limit=limit, max_rows=count)
+        held: list[int] = []
+        asked = [
+            request(f"r{i}", length + i, i, max_tokens=12, ignore_eos=True, method=method)
+            for i in range(count)
+        ]
+        ran = run(engine, *asked, each=lambda e, events, held=held: held.append(e.kv_bytes))
+        assert all(reply.reason == "length" for reply in ran.values())
+        assert max(held) <= limit

@@ -449,3 +449,17 @@ def test_a_process_that_never_closes_its_engine_ends_cleanly(folder: Path, tmp_p
         timeout=200,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("what", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_nothing_a_request_raises_ends_the_thread(
+    worker: EngineThread, folder: Path, what: type[BaseException]
+) -> None:
+    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
+        raise what("stop")
+
+    load(worker, folder)
+    worker.submit(ask("bad", logits_processors=(processor,)))
+    assert ending(until(worker, finished("bad")), "bad").reason == "error"
+    worker.submit(ask("next"))
+    assert ending(until(worker, finished("next")), "next").reason == "length"

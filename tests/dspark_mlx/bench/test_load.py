@@ -49,6 +49,11 @@ def test_a_load_that_makes_no_sense_is_refused(text: str) -> None:
         parse_load(text)
 
 
+def test_a_load_that_would_stop_the_machine_is_refused() -> None:
+    with pytest.raises(UsageError, match="too many"):
+        parse_load("cpu:100000")
+
+
 def test_a_gpu_load_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "_has_gpu", lambda: False)
     with pytest.raises(UsageError, match="no GPU"):

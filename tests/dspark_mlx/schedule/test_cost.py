@@ -122,11 +122,23 @@ def test_json_round_trip_keeps_every_price_and_the_key():
         '{"step": {}}',
         '{"step": {"0": {"1": {"1": -1}}}, "draft": {}, "overhead": 0, "look": 0}',
         '{"step": {"0": {"1": {"1": 0}}}, "draft": {}, "overhead": 0, "look": 0}',
+        '{"step": {"0": {"1": {"0": 1, "-3": 1}}}, "draft": {}, "overhead": 0, "look": 0}',
+        '{"step": {"0": {"0": {"1": 1}}}, "draft": {}, "overhead": 0, "look": 0}',
+        '{"step": {"0": {"1": {"1": 1e308}}}, "draft": {}, "overhead": 0, "look": 0}',
+        '{"step": {"0": {"1": {"1": 1}}}, "draft": {"x": {"0": {"1": 1}}}, '
+        '"overhead": 0, "look": 0}',
+        "[" * 100_000,
     ],
+    ids=lambda text: text[:60],
 )
 def test_a_broken_table_is_refused(text):
     with pytest.raises(UsageError):
         CostModel.from_json(text)
+
+
+def test_a_draft_without_prices_costs_nothing():
+    table = '{"step": {"0": {"1": {"1": 1}}}, "draft": {"x": {"1": {}}}, "overhead": 0, "look": 0}'
+    assert CostModel.from_json(table).drafts("x", 1, 3).tolist() == [0.0] * 4
 
 
 def test_an_empty_model_says_so_and_learns_the_median():

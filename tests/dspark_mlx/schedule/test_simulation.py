@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dspark_mlx.errors import UsageError
-from dspark_mlx.events import Load, Memory, RowStep, StepDone, Token, to_json
+from dspark_mlx.events import Load, Memory, RowStep, StepDone, Token
 from dspark_mlx.request import Cuts
 from dspark_mlx.schedule import Auto, CostModel, EarlyStop, Fixed, Lagged, make_policy
 from dspark_mlx.schedule.script import DOMAINS, Script, from_trace, synthetic
@@ -205,10 +205,9 @@ def recorded(position, confidence, scheduled, accepted):
         "r", position, "dspark", tuple(range(n)), ("x",) * n, tuple(confidence), (), scheduled,
         accepted, tuple(Token(0, "x", "draft") for _ in range(accepted + 1)),
     )  # fmt: skip
-    step = StepDone(
+    return StepDone(
         0, 0.0, (row,), "fixed", 0.1, 0.0, 0.1, 0.0, None, None, 10.0, 1, Load(), Memory()
     )
-    return to_json(step)
 
 
 def test_a_trace_replays_as_it_happened():
@@ -227,9 +226,24 @@ def test_a_trace_replays_as_it_happened():
 
 def test_a_trace_without_drafts_is_refused():
     with pytest.raises(UsageError, match="no round"):
-        from_trace(["", recorded(0, [], 0, 0)])
-    with pytest.raises(UsageError, match="not a trace"):
-        from_trace(["hello"])
+        from_trace([recorded(0, [], 0, 0)])
+
+
+@pytest.mark.parametrize(
+    ("position", "confidence", "scheduled", "accepted"),
+    [
+        (0, [float("nan")], 1, 1),
+        (0, [1.5], 1, 1),
+        (0, [0.5], 1, -4),
+        (0, [0.5, 0.5], 1, 2),
+        (0, [0.5], 2, 0),
+        (9 * 10**11, [0.5], 1, 1),
+        (-1, [0.5], 1, 1),
+    ],
+)
+def test_a_round_that_cannot_have_been_is_refused(position, confidence, scheduled, accepted):
+    with pytest.raises(UsageError, match=r"cannot have been|at position"):
+        from_trace([recorded(position, confidence, scheduled, accepted)])
 
 
 def test_a_policy_may_be_wrong_about_the_world_and_recovers():
