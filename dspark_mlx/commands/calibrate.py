@@ -64,9 +64,17 @@ def calibrate(
 
     Raises UsageError with too few rounds of a kind, or none at all.
     """
+    from ..schedule.calibration import MIN_ROUNDS, MIN_TESTED
+
     result: dict[str, Any] = {}
     for name in KINDS:
         ours, others = of_kind(fitted, name), of_kind(tested, name)
+        if len(ours) >= MIN_ROUNDS and len(others) < MIN_TESTED:
+            raise UsageError(
+                f"{len(others)} {name} rounds are too few to judge a fit by; "
+                f"{MIN_TESTED} are needed",
+                "give more --prompts, or longer replies",
+            )
         if ours:
             result[name] = _fit(ours, others, block, offsets)
     if not result:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..errors import UsageError
+from ..errors import DsparkError, UsageError
 from ..events import Finished, StepDone
 from ..request import Request, SamplingParams
 
@@ -48,26 +48,40 @@ def answer(
 ) -> int:
     """Answer every record in ``out``, temperatures in turn; returns the tokens made now.
 
-    Interrupting loses only the answers being made. Raises UsageError when
-    ``out`` cannot be written.
+    A conversation that is there twice is answered once; one that cannot be answered (its prompt
+    does not fit, say) is named and left out. Interrupting loses only the answers being made.
+    Raises UsageError when ``out`` cannot be written, is damaged or holds another model's answers.
     """
-    have = _done(out)
+    from ..training.run_state import model_fingerprint
+
+    model = model_fingerprint(engine.target.model)
+    have = _Answered(out, model)
+    unlike = list({record.identity: record for record in records}.values())
     waiting = [
         _Job(record, temperatures[i % len(temperatures)], list(record.messages))
-        for i, record in enumerate(records)
-        if record.key not in have
+        for i, record in enumerate(unlike)
+        if not have.all_of(record)
     ]
     total = len(waiting)
-    if have:
-        say(f"{len(records) - total} of {len(records)} prompts are answered already")
+    if total < len(unlike):
+        say(f"{len(unlike) - total} of {len(unlike)} prompts are answered already")
     begin = said = time.monotonic()
     made = finished = 0
     jobs: dict[str, _Job] = {}
+
+    def start(job: _Job) -> bool:
+        """Ask for the answer of its next turn; False where it cannot be had."""
+        try:
+            jobs[_submit(engine, job, max_tokens, seed)] = job
+        except DsparkError as error:
+            say(f"left out {_shown(job)}: {error.message}")
+            return False
+        return True
+
     with _append(out) as file:
         while waiting or jobs:
             while waiting and len(jobs) < engine.max_rows:
-                job = waiting.pop(0)
-                jobs[_submit(engine, job, max_tokens, seed)] = job
+                finished += not start(waiting.pop(0))
             for event in engine.step():
                 if isinstance(event, StepDone):
                     for row in event.rows:
@@ -77,15 +91,26 @@ def answer(
                 elif isinstance(event, Finished):
                     job = jobs.pop(event.request_id)
                     if event.reason == "error":
-                        say(f"left out a prompt: {event.message}")
-                    elif not _write(file, job, event, engine.tokenizer):
-                        jobs[_submit(engine, job, max_tokens, seed)] = job
+                        say(f"left out {_shown(job)}: {event.message}")
+                        finished += 1
                         continue
-                    finished += 1
+                    row = _row(job, event, engine.tokenizer)
+                    more = event.reason == "stop" and _go_on(job, row["response"]) and start(job)
+                    finished += not more
+                    if not have.turn_of(job.record, row["turn"]):
+                        row |= {"last": not more, "target": model}
+                        file.write(json.dumps(row) + "\n")
+                        file.flush()
             if time.monotonic() - said > EVERY_SECONDS:
                 said = time.monotonic()
                 say(_progress(finished, total, made, said - begin))
     return made
+
+
+def _shown(job: _Job) -> str:
+    """How the conversation begins, for a person to find it by."""
+    text = " ".join(job.messages[0]["content"].split())
+    return f"the prompt {text[:40] + '...' if len(text) > 40 else text!r}"
 
 
 def _progress(finished: int, total: int, made: int, seconds: float) -> str:
@@ -97,7 +122,7 @@ def _progress(finished: int, total: int, made: int, seconds: float) -> str:
 
 
 def _submit(engine: Engine, job: _Job, max_tokens: int, seed: int) -> str:
-    name = f"{job.record.key}/{job.turn}"
+    name = f"{job.record.identity}/{job.turn}"
     engine.submit(
         Request(
             id=name,
@@ -111,56 +136,77 @@ def _submit(engine: Engine, job: _Job, max_tokens: int, seed: int) -> str:
     return name
 
 
-def _write(file: TextIO, job: _Job, event: Finished, tokenizer: Any) -> bool:
-    """Write the answer; False when the conversation has a further turn, now in ``job``."""
+def _row(job: _Job, event: Finished, tokenizer: Any) -> dict[str, Any]:
+    """The answer as a line of training data."""
     ends = set(tokenizer.eos_token_ids)
     body = [t for t in job.tokens if t not in ends]
-    text = tokenizer.decode(body)
     ids = body
     if event.reason == "stop":
         ids = [*body, job.tokens[-1] if job.tokens[-1:] and job.tokens[-1] in ends else min(ends)]
-    last = job.turn >= len(job.record.later_turns) or event.reason != "stop"
-    row = {
+    return {
         "messages": job.messages,
-        "response": text,
+        "response": tokenizer.decode(body),
         "response_tokens": ids,
         "temperature": job.temperature,
         "domain": job.record.domain,
         "finish": event.reason,
-        "last": last,
+        "record": job.record.identity,
+        "turn": job.turn,
     }
-    file.write(json.dumps(row) + "\n")
-    file.flush()
-    if last:
-        return True
+
+
+def _go_on(job: _Job, answer: str) -> bool:
+    """Put the next turn behind the answer; False where there is none."""
+    if job.turn >= len(job.record.later_turns):
+        return False
     job.messages = [
         *job.messages,
-        {"role": "assistant", "content": text},
+        {"role": "assistant", "content": answer},
         {"role": "user", "content": job.record.later_turns[job.turn]},
     ]
     job.turn, job.tokens = job.turn + 1, []
-    return False
+    return True
 
 
-def _done(out: Path) -> set[str]:
-    """Keys of the prompts whose last answer is in ``out``; half a line at its end is cut off."""
-    from ..training.data import parse
+class _Answered:
+    """What is in ``out`` already. Half a line at its end, of a run that was killed, is cut off."""
 
-    if not out.exists():
-        return set()
-    keys, whole = set(), 0
-    data = out.read_bytes()
-    for line in data.splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break
-        whole += len(line)
-        row = json.loads(line)
-        if row.get("last", True):
-            keys.add(parse(line.decode(), str(out)).key)
-    if whole < len(data):
-        with out.open("r+b") as file:
-            file.truncate(whole)
-    return keys
+    def __init__(self, out: Path, model: str) -> None:
+        from ..training.data import parse
+
+        self._turns: set[tuple[str, int]] = set()
+        self._whole: set[str] = set()  # conversations whose last answer is there
+        self._openings: set[str] = set()  # the same, of lines that name no record
+        if not out.exists():
+            return
+        data = out.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
+            where = f"{out}:{number}"
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                raise UsageError(f"{where} is damaged", "delete that line") from None
+            record = parse(text, where)
+            row = json.loads(text)
+            if row.get("target", model) != model:
+                raise UsageError(f"{out} holds answers of another model", "give another --out")
+            name, last = row.get("record"), row.get("last", True)
+            if name is None and last:
+                self._openings.add(record.key)
+            elif name is not None:
+                self._turns.add((name, row.get("turn", 0)))
+                if last:
+                    self._whole.add(name)
+        if whole < len(data):
+            with out.open("r+b") as file:
+                file.truncate(whole)
+
+    def all_of(self, record: Record) -> bool:
+        return record.identity in self._whole or record.key in self._openings
+
+    def turn_of(self, record: Record, turn: int) -> bool:
+        return (record.identity, turn) in self._turns
 
 
 def _append(out: Path) -> TextIO:

@@ -97,10 +97,10 @@ def default_prompts() -> Path:
 
 def read_prompts(files: Sequence[Path], most: int, skip: int = 0) -> list[Prompt]:
     """``most`` prompts of every domain, behind the first ``skip``; domains in turn."""
-    from ..training.data import read_records
+    from ..training.data import answer_in_messages, read_records
 
     groups: dict[str, list[Prompt]] = {}
-    for record in read_records(files):
+    for record in map(answer_in_messages, read_records(files)):
         if not record.messages:
             raise UsageError("plain text is no prompt", "use prompt, messages or turns")
         group = groups.setdefault(record.domain, [])

@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ..training.data import read_records
     from ..training.options import LossWeights, TrainOptions
+    from ..training.run_state import check_out
     from ..training.session import train
 
     options = TrainOptions(
@@ -52,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         loss=LossWeights(*args.loss_weights),
     )
+    for name in ("feature_cache", "log_seconds"):
+        if not 0 <= getattr(args, name) < float("inf"):
+            raise UsageError(f"--{name.replace('_', '-')} must be finite, 0 or more")
+    check_out(args.out)
     # Before anything is downloaded or loaded: bad data must be said at once.
     records = {path: read_records([path]) for path in args.data}
     read_records(args.exclude)
@@ -72,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         say=say,
         log_seconds=args.log_seconds,
     )
-    return 0 if state.step >= options.steps or options.patience else EXIT_INTERRUPTED
+    early = 0 < options.patience <= state.since_best
+    return 0 if early or state.step >= options.steps else EXIT_INTERRUPTED
 
 
 def shape_of(args: argparse.Namespace) -> dict[str, Any]:

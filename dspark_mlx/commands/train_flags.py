@@ -76,7 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_numbers,
         default=None,
         metavar="I,J,..",
-        help="target layers to read, -1 the embedding (default: 3, spread)",
+        help="target layers to read, -1 the embedding, as in --taps=-1,9 (default: 3, spread)",
     )
     add("--block", type=int, help=f"tokens a block drafts (default {d.block})")
     add(

@@ -49,9 +49,15 @@ class Draft:
         return [row[:n] for row, n in zip(rows, self.counts, strict=True)]
 
     def confidence_rows(self) -> list[list[float]]:
-        """The confidences of each row's drafted tokens; waits for the device."""
+        """The confidences of each row's drafted tokens; waits for the device.
+
+        What is no number (a drafter with damaged weights) is no confidence at all.
+        """
         rows: list[list[float]] = self.confidence.tolist()
-        return [row[:n] for row, n in zip(rows, self.counts, strict=True)]
+        return [
+            [c if c == c else 0.0 for c in row[:n]]
+            for row, n in zip(rows, self.counts, strict=True)
+        ]
 
     @staticmethod
     def together(parts: Sequence[tuple[Sequence[int], Draft]], rows: int) -> Draft:

@@ -47,6 +47,12 @@ class Record:
         return hashlib.sha256(shown.encode()).hexdigest()[:24]
 
     @property
+    def identity(self) -> str:
+        """What makes two records the same conversation, all that is asked in it included."""
+        whole = json.dumps([self.messages, self.later_turns, self.text])
+        return hashlib.sha256(whole.encode()).hexdigest()[:24]
+
+    @property
     def answered(self) -> bool:
         return self.text is not None or self.response is not None
 
@@ -74,7 +80,7 @@ def read_records(paths: Iterable[str | Path]) -> list[Record]:
     records: list[Record] = []
     for path in map(Path, paths):
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read {path}: {error}", "give a jsonl file") from None
         lines = text.split("\n")
@@ -98,12 +104,14 @@ def parse(line: str, where: str) -> Record:
     """One jsonl line. ``where`` is named in errors."""
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{where} is not JSON: {error}", f"each line is one of {FORMATS}"
         ) from None
     if not isinstance(data, dict):
         raise UsageError(f"{where} is not a JSON object", f"each line is one of {FORMATS}")
+    if "\\u" in line and not _is_text(data):
+        raise UsageError(f"{where} has half of a surrogate pair in it, which is no text")
     ids = data.get("response_tokens")
     if ids is not None and not (isinstance(ids, list) and all(type(i) is int for i in ids)):
         raise UsageError(f"{where}: response_tokens must be a list of token ids")
@@ -114,7 +122,7 @@ def parse(line: str, where: str) -> Record:
     if temperature is not None and not isinstance(temperature, int | float):
         raise UsageError(f"{where}: temperature must be a number")
     return Record(
-        messages=() if "text" in data else tuple(_messages(data, where)),
+        messages=() if data.get("text") is not None else tuple(_messages(data, where)),
         text=data.get("text"),
         response=data.get("response"),
         response_tokens=None if ids is None else tuple(ids),
@@ -135,6 +143,14 @@ def _messages(data: dict[str, Any], where: str) -> list[dict[str, str]]:
     if isinstance(said, list) and said and all(_is_message(m) for m in said):
         return [{"role": m["role"], "content": m["content"]} for m in said]
     raise UsageError(f"{where} has no usable prompt", f"each line is one of {FORMATS}")
+
+
+def _is_text(data: Any) -> bool:
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_message(value: Any) -> bool:
@@ -181,8 +197,9 @@ def encode(record: Record, tokenizer: Any, max_length: int, vocab_size: int) -> 
             if record.finish == "stop" and tokenizer.eos_token_id is not None:
                 tokens.append(tokenizer.eos_token_id)
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        wrong = max(tokens) if min(tokens) >= 0 else min(tokens)
         raise UsageError(
-            f"token id {max(tokens)} is outside the target's vocabulary of {vocab_size}",
+            f"token id {wrong} is outside the target's vocabulary of {vocab_size}",
             "these answers were made with another model; make them again with this one",
         )
     tokens = tokens[:max_length]

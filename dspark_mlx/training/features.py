@@ -118,11 +118,17 @@ class FeatureCache:
 
     Float16, one contiguous run a sample; the index is written by ``save``. A
     cache of other taps or another target is started anew. Each process of a run
-    writes its own folder ``number`` and reads its neighbours' too.
+    writes its own folder ``number`` and reads its neighbours' too. ``target`` names the model.
     """
 
     def __init__(
-        self, root: Path, taps: Sequence[int], hidden: int, limit: int, number: int = 0
+        self,
+        root: Path,
+        taps: Sequence[int],
+        hidden: int,
+        limit: int,
+        number: int = 0,
+        target: str = "",
     ) -> None:
         folder = root / str(number)
         self.width = (len(taps) + 1) * hidden
@@ -130,7 +136,7 @@ class FeatureCache:
         self.row_bytes = 2 * self.width + 4
         self.path, self.index_path = folder / "features.bin", folder / "features.json"
         folder.mkdir(parents=True, exist_ok=True)
-        self.kind = {"taps": list(taps), "hidden": hidden}
+        self.kind = {"taps": list(taps), "hidden": hidden, "target": target}
         self.index, self.used = self._load(self.index_path)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         self._root, self._own = root, folder
@@ -166,7 +172,10 @@ class FeatureCache:
             if sample in self or self.used + size > self.limit:
                 continue
             n = len(sample)
-            os.pwrite(self._file, both[row, :n].tobytes() + norms[row, :n].tobytes(), self.used)
+            run = both[row, :n].tobytes() + norms[row, :n].tobytes()
+            if os.pwrite(self._file, run, self.used) < len(run):  # a full disk: nothing more fits
+                self.limit = self.used
+                return
             self.index[_key(sample)] = self.used
             self.used += size
 

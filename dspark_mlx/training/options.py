@@ -20,6 +20,7 @@ _COUNTS = (
     "validate_samples",
     "checkpoint_every",
     "tap_count",
+    "max_length",
 )
 INITS = ("recency", "target", "random")
 OPTIMIZERS = ("muon", "adamw")
@@ -83,12 +84,19 @@ class TrainOptions:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("rank", "warmup", "patience", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("rank", "warmup", "patience", "weight_decay", "final_lr"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name} must be finite, 0 or more, got {getattr(self, name)}")
         for name in ("lr", "muon_lr", "clip", "anchor_spacing"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise UsageError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 1 <= self.anchor_spacing <= 1e6:
+            raise UsageError(f"anchor_spacing must be 1 or more, got {self.anchor_spacing}")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
+        weights = (self.loss.cross_entropy, self.loss.total_variation, self.loss.confidence)
+        if not all(0 <= w < math.inf for w in weights) or not any(weights):
+            raise UsageError("loss weights must be finite, 0 or more, and not all 0")
         if not 0 <= self.held_out < 1:
             raise UsageError(f"held_out must be within 0..1, got {self.held_out}")
         if self.head not in MARKOV_HEADS:

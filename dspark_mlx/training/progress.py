@@ -68,10 +68,14 @@ class Progress:
 
     def finish(self, state: RunState) -> None:
         self.draw()
+        best = (
+            f"best held-out accepted length {state.best:.3f} at step {state.best_step}"
+            if state.best_step
+            else "not yet validated: the drafter is the last"
+        )
         self.say(
             f"{state.step} steps, {state.tokens:,} tokens, {state.slots:,} slots in "
-            f"{duration(state.seconds)}; best held-out accepted length {state.best:.3f} "
-            f"at step {state.best_step}"
+            f"{duration(state.seconds)}; {best}"
         )
 
     def draw(self) -> None:
@@ -82,8 +86,11 @@ class Progress:
         os.replace(scratch, self.out / "training.svg")
 
     def _write(self, row: dict[str, Any]) -> None:
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_rounded(row)) + "\n")
+        try:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(_rounded(row)) + "\n")
+        except OSError as error:  # closing a full disk's file does not name it
+            raise OSError(error.errno, error.strerror, str(self.log)) from None
 
 
 def _rounded(value: Any) -> Any:

@@ -1,11 +1,17 @@
-"""Where a training run stands, what its steps report, and whether another run can go on from it."""
+"""Where a training run stands, what its steps report, and which run may go on in its folder."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
 
 from ..errors import DsparkError, UsageError
 from .data import Sample
@@ -31,6 +37,8 @@ class RunState:
     best_step: int = 0
     since_best: int = 0
     data: str = ""
+    target: str = ""
+    """``model_fingerprint`` of the model whose drafter this is."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +80,22 @@ def check_same_run(before: dict[str, Any], now: TrainOptions) -> None:
                 f"the run in this folder has {name} {old}, not {value}",
                 "use the same options, or another --out",
             )
+
+
+def check_out(out: Path) -> None:
+    """Raise UsageError when ``out`` holds a model that no run of ours has put there."""
+    if (out / "config.json").exists() and not (out / "recipe.json").exists():
+        raise UsageError(
+            f"{out} holds a model already, which a drafter would overwrite", "give another --out"
+        )
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Tells models apart by the first numbers of every weight."""
+    digest = hashlib.sha256()
+    names, values = zip(*tree_flatten(model.parameters()), strict=True)
+    firsts = [v.reshape(-1)[:16].astype(mx.float32) for v in values]
+    mx.eval(firsts)
+    for name, value, first in zip(names, values, firsts, strict=True):
+        digest.update(f"{name} {value.shape} ".encode() + np.array(first).tobytes())
+    return digest.hexdigest()[:24]

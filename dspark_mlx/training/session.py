@@ -21,7 +21,7 @@ from .features import FeatureCache, FeatureSource, Teacher
 from .init import build_drafter, choose_mask_token, new_config, spread_taps
 from .options import TrainOptions
 from .progress import Progress
-from .run_state import RunState, check_same_run
+from .run_state import RunState, check_out, check_same_run, model_fingerprint
 from .step import StepComputer
 from .trainer import Trainer, parameter_count
 
@@ -42,6 +42,7 @@ def train(
     group: Any | None = None,
 ) -> RunState:
     """Train, or resume training, the drafter in ``out``. Returns where the run ended."""
+    check_out(out)
     group = group or mx.distributed.init()
     target = Target(model, config)
     first = group.rank() == 0
@@ -57,10 +58,12 @@ def train(
         f"({sum(map(len, training)):,} with prompts), {len(held):,} held out"
     )
 
-    found = list_checkpoints(out / "checkpoints")
+    found, model_name = list_checkpoints(out / "checkpoints"), model_fingerprint(model)
     if found:
         kept, _, hot_ids = load_checkpoint(found[-1])
         check_same_run(kept["options"], options)
+        if kept.get("target", model_name) != model_name:
+            raise UsageError(f"the run in {out} is of another model", "give another --out")
         shape = DrafterConfig.from_dict(kept["drafter"])
         # Any weights: the checkpoint's replace them.
         drafter = build_drafter(shape, target, hot_ids, seed=options.seed, init="random")
@@ -75,7 +78,7 @@ def train(
     if cache_bytes:
         where = out / "cache"
         limit = cache_bytes // group.size()
-        cache = FeatureCache(where, taps, target.hidden_size, limit, group.rank())
+        cache = FeatureCache(where, taps, target.hidden_size, limit, group.rank(), model_name)
         whole = sum(map(len, samples)) * cache.row_bytes
         tell(
             f"feature cache: at most {cache_bytes / 1e9:.1f} GB in {where}; all of the data would "
@@ -106,6 +109,7 @@ def train(
         on_validation=progress.validation if first else _silent,
         on_message=tell,
     )
+    trainer.state.target = model_name
     if trainer.resume():
         tell(f"resuming at step {trainer.state.step}, pass {trainer.state.epoch + 1}")
     else:

@@ -22,6 +22,7 @@ from .data import Sample
 from .features import Features, FeatureSource
 from .loss import Losses, dspark_loss
 from .options import LossWeights
+from .run_state import TrainingError
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,14 @@ def share(gradient: Any, scalars: Sequence[float], group: Any | None) -> tuple[A
     leaves = tree_flatten(gradient) if gradient is not None else []
     values = mx.array(list(scalars), dtype=mx.float32)
     packed = mx.concatenate([values, *(v.reshape(-1).astype(mx.float32) for _, v in leaves)])
-    packed = mx.distributed.all_sum(packed, group=group)
-    mx.eval(packed)
+    try:
+        packed = mx.distributed.all_sum(packed, group=group)
+        mx.eval(packed)
+    except RuntimeError as error:
+        raise TrainingError(
+            f"the other processes of this run cannot be reached: {str(error).splitlines()[0]}",
+            "what ended them is said there; the last checkpoint is whole",
+        ) from None
     summed, at = packed[: len(scalars)].tolist(), len(scalars)
     shared = []
     for name, value in leaves:

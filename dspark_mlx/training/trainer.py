@@ -69,6 +69,7 @@ class Trainer:
         self.stop = threading.Event()
         self._ended = False  # what all processes have agreed on
         self._plan: tuple[int, list[list[int]]] | None = None
+        self._probe: MicroBatch | None = None  # of the last step: shows what its weights do
 
     # -- the run ------------------------------------------------------------------------
 
@@ -91,6 +92,8 @@ class Trainer:
                 if state.step % options.checkpoint_every == 0:
                     self.save()
             self.save()
+            if state.step and self.rank == 0 and not (self.out / "config.json").exists():
+                self.export()  # stopped before the first validation: what there is, is of use
         return state
 
     def step(self) -> StepReport:
@@ -102,19 +105,20 @@ class Trainer:
         gradient: Any = None
         sums = np.zeros(4)
         accepts = []
+        self._probe = batches[self.rank]
         for batch in batches[self.rank :: self.world]:
             losses, partial = self.computer.gradient(batch, normalizer)
             gradient = add(gradient, partial)
             sums += _scalars(losses)
             accepts.append((np.array(losses.accept), batch))
         asked = float(self.stop.is_set())
-        gradient, (*shared, stops) = share(gradient, [*sums.tolist(), asked], self.group)
+        gradient, (stops, *numbers) = share(
+            gradient, [asked, *sums.tolist(), *_survivors(accepts)], self.group
+        )
         self._ended = stops > 0
+        shared, (blocks, *alive) = numbers[: len(sums)], numbers[len(sums) :]
         if not all(map(math.isfinite, shared)):
-            raise TrainingError(
-                f"the loss at step {state.step + 1} is {shared[0]}",
-                "resume with a lower --lr: the last checkpoint is from before this step",
-            )
+            raise self._diverged(f"the loss at step {state.step + 1} is {shared[0]}")
         norm = self._update(gradient)
         state.step += 1
         state.epoch, state.position = place
@@ -123,7 +127,7 @@ class Trainer:
         state.tokens += tokens
         seconds = time.perf_counter() - begin
         state.seconds += seconds
-        by_slot = _survival(accepts)
+        by_slot = [a / blocks for a in alive]
         return StepReport(
             state.step,
             *shared,
@@ -145,6 +149,8 @@ class Trainer:
                 self.export()
             return None
         result = validate(self.computer, self.held, self.group)
+        if not math.isfinite(result.loss):
+            raise self._diverged(f"the held-out loss behind step {state.step} is {result.loss}")
         best = result.greedy > state.best
         if best:
             state.best, state.best_step, state.since_best = result.greedy, state.step, 0
@@ -166,6 +172,7 @@ class Trainer:
         if self.computer.source.cache is not None:
             self.computer.source.cache.save()
         if self.rank == 0:
+            self._require_sound()
             kept = asdict(self.state) | {"options": self.options.to_dict()}
             kept["drafter"] = self.drafter.config.to_dict()
             save_checkpoint(
@@ -174,6 +181,7 @@ class Trainer:
 
     def export(self) -> None:
         """Write the drafter as it is now, in ``save_dtype``, into ``out``."""
+        self._require_sound()
         kept = self.drafter.trainable_parameters()
         small = tree_map(lambda v: v.astype(self.save_dtype), kept)
         try:
@@ -194,7 +202,8 @@ class Trainer:
         self.drafter.update(part(tensors, "model"))
         self.optimizer.state = part(tensors, "optimizer")
         data = self.state.data
-        self.state = RunState(**{k: state[k] for k in RunState.__dataclass_fields__})
+        known = {k: state[k] for k in RunState.__dataclass_fields__ if k in state}
+        self.state = RunState(**{"target": self.state.target, **known})
         if self.state.data != data:
             self.on_message("the data has changed: beginning a new pass over it")
             self.state.data, self.state.epoch, self.state.position = data, self.state.epoch + 1, 0
@@ -202,6 +211,24 @@ class Trainer:
         return True
 
     # -- inside -------------------------------------------------------------------------
+
+    def _require_sound(self) -> None:
+        """Raises TrainingError where the weights give no finite loss: they must not be kept.
+
+        A step is judged by the loss before it, so only this sees what the step itself did.
+        """
+        if self._probe is None:
+            return
+        features = self.computer.source.batch(self._probe.samples)
+        loss = self.computer.blocks(self._probe, features).losses.total.item()
+        if not math.isfinite(loss):
+            raise self._diverged(f"the weights behind step {self.state.step} give a loss of {loss}")
+
+    def _diverged(self, what: str) -> TrainingError:
+        whole = list_checkpoints(self.checkpoints)
+        how = "run again" if whole else "begin again"
+        before = f": the last checkpoint, {whole[-1].stem}, is from before it" if whole else ""
+        return TrainingError(what, f"{how} with a lower --lr and --muon-lr{before}")
 
     def _next_batches(self, count: int) -> tuple[list[MicroBatch], tuple[int, int]]:
         epoch, position = self.state.epoch, self.state.position
@@ -228,10 +255,7 @@ class Trainer:
     def _update(self, gradient: Any) -> float:
         gradient, norm = optim.clip_grad_norm(gradient, self.options.clip)
         if not math.isfinite(norm.item()):
-            raise TrainingError(
-                f"the gradient at step {self.state.step + 1} is no number",
-                "resume with a lower --lr: the last checkpoint is from before this step",
-            )
+            raise self._diverged(f"the gradient at step {self.state.step + 1} is no number")
         self.lr = self.optimizer.update(self.drafter, gradient, self.state.step)
         mx.eval(self.drafter.trainable_parameters(), self.optimizer.state)
         return float(norm.item())
@@ -268,11 +292,12 @@ def _scalars(losses: Losses) -> np.ndarray:
     return np.array([t.item() for t in terms])
 
 
-def _survival(accepts: list[tuple[np.ndarray, MicroBatch]]) -> list[float]:
-    """Mean survival of each slot over the blocks of a step."""
+def _survivors(accepts: list[tuple[np.ndarray, MicroBatch]]) -> list[float]:
+    """The number of blocks, and how many are expected to survive each slot, over this process's."""
     alive = []
     for accept, batch in accepts:
         valid = batch.blocks.valid
         valid = valid.reshape(-1, valid.shape[-1])
         alive.append(np.cumprod(accept * valid[valid[:, 0]], axis=-1))
-    return [float(v) for v in np.concatenate(alive).mean(0)]
+    whole = np.concatenate(alive)
+    return [float(len(whole)), *whole.sum(0).tolist()]

@@ -15,7 +15,7 @@ from dspark_mlx.drafter.model import Drafter
 from dspark_mlx.drafter.pairing import attach_target
 from dspark_mlx.engine import Engine
 from dspark_mlx.events import StepDone
-from dspark_mlx.propose import DraftRow, DSparkProposer
+from dspark_mlx.propose import Draft, DraftRow, DSparkProposer
 from dspark_mlx.propose.dspark import peak_logits
 from dspark_mlx.request import Request, SamplingParams
 from dspark_mlx.schedule import Outcome, Plan, RowView, Schedule
@@ -173,3 +173,10 @@ def test_a_peak_is_the_logit_of_the_largest_probability() -> None:
     certain = mx.array([[[0.0, 500.0, 0.0]], [[0.0, 0.0, 0.0]]])
     high, low = peak_logits(certain)[:, 0].tolist()
     assert high > 13.0 and low == pytest.approx(np.log(0.5), abs=1e-5)
+
+
+def test_a_confidence_that_is_no_number_is_none() -> None:
+    """Damaged weights must cost speed, not the reply."""
+    confidence = mx.array([[float("nan"), 0.5], [0.25, float("nan")]])
+    draft = Draft(mx.zeros((2, 2), dtype=mx.int32), (2, 1), confidence, (None, None))
+    assert draft.confidence_rows() == [[0.0, 0.5], [0.25]]

@@ -31,6 +31,10 @@ def write(path: Path, *lines: str) -> Path:
         ('{"prompt": "x", "response_tokens": "abc"}', "response_tokens"),
         ('{"messages": [{"role": "user"}]}', "no usable prompt"),
         ('{"prompt": "x", "response": 3}', "response must be a string"),
+        ('{"text": null}', ":1 has no usable prompt"),
+        ('{"prompt": "\\ud800 hi"}', "surrogate"),
+        ('{"text": "\\ud800 hi"}', "surrogate"),
+        ("[" * 100_000, ":1 is not JSON"),
     ],
 )
 def test_bad_lines_are_named_with_file_and_line(tmp_path: Path, line: str, words: str) -> None:
@@ -38,6 +42,12 @@ def test_bad_lines_are_named_with_file_and_line(tmp_path: Path, line: str, words
     with pytest.raises(UsageError) as caught:
         data.read_records([path])
     assert words in str(caught.value) and "bad.jsonl" in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
+    path = tmp_path / "bom.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "\\ud83d\\ude00"}\n')
+    assert [r.messages[0]["content"] for r in data.read_records([path])] == ["a", "\U0001f600"]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
     assert len(one) == len(two) == 10
     for a, b in zip(one, two, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        if a["kind"] == "step":  # of both processes' blocks, too
+            assert a["by_slot"] == pytest.approx(b["by_slot"], rel=1e-3)
     weights = [
         load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1])[1]
         for name in ("one", "two")

@@ -196,6 +196,9 @@ def test_what_is_kept_is_fitted_on_both_halves_and_judged_on_one() -> None:
 def test_too_few_rounds_are_refused() -> None:
     with pytest.raises(UsageError, match="only 20 rounds"):
         calibrate_command.calibrate(overconfident(20, 1), overconfident(20, 2), 3)
+    for few in (0, 1, 99):
+        with pytest.raises(UsageError, match=f"^{few} greedy rounds are too few to judge"):
+            calibrate_command.calibrate(overconfident(600, 1), overconfident(few, 2), 3)
 
 
 def test_a_stored_calibration_is_loaded_with_the_drafter(trained: tuple[Any, Path]) -> None:

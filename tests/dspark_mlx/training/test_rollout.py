@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+from mlx.utils import tree_map
 from toys import EOS, ToyTokenizer, plain_greedy
 from training_toys import chain_model, model_config
 
 from dspark_mlx.commands.rollout import answer
 from dspark_mlx.engine import Engine
+from dspark_mlx.errors import UsageError
 from dspark_mlx.events import Finished
 from dspark_mlx.schedule import Off
 from dspark_mlx.target import Target
@@ -68,16 +71,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_later_turns_see_the_answers_before_them(tmp_path: Path) -> None:
     out = tmp_path / "a.jsonl"
-    engine = engine_of(chain_model())
-    steps = engine.step
-
-    def stopping() -> list[Any]:  # the chain itself may never end a reply
-        return [
-            Finished(**{**vars_of(e), "reason": "stop"}) if isinstance(e, Finished) else e
-            for e in steps()
-        ]
-
-    engine.step = stopping  # type: ignore[method-assign]
+    engine = stopping_engine(chain_model())
     answer(engine, records(2, turns=3), out, temperatures=(0.0,), max_tokens=5)
     rows = rows_of(out)
     assert len(rows) == 6
@@ -91,5 +85,93 @@ def test_later_turns_see_the_answers_before_them(tmp_path: Path) -> None:
         assert row["messages"][1]["content"] == first["response"]
 
 
+def stopping_engine(model: Any) -> Engine:
+    """Every reply ends as if it had said all: the chain itself may never end one."""
+    engine = engine_of(model)
+    steps = engine.step
+
+    def stopping() -> list[Any]:
+        return [
+            Finished(**{**vars_of(e), "reason": "stop"}) if isinstance(e, Finished) else e
+            for e in steps()
+        ]
+
+    engine.step = stopping  # type: ignore[method-assign]
+    return engine
+
+
 def vars_of(event: Finished) -> dict[str, Any]:
     return {name: getattr(event, name) for name in Finished.__dataclass_fields__}
+
+
+def test_the_same_prompt_twice_is_answered_once_and_another_system_prompt_apart(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "a.jsonl"
+    systems = [
+        parse(
+            json.dumps(
+                {"messages": [{"role": "system", "content": s}, {"role": "user", "content": "hi"}]}
+            ),
+            "x:1",
+        )
+        for s in ("one", "two", "one")
+    ]
+    asked = [*records(1), *records(1), *systems]
+    for _ in range(2):  # the second time all is there
+        answer(engine_of(chain_model()), asked, out, temperatures=(0.0,), max_tokens=4)
+        said = [[m["content"] for m in row["messages"]] for row in rows_of(out)]
+        assert sorted(said) == [["one", "hi"], ["q0 0"], ["two", "hi"]]
+
+
+def test_a_prompt_that_does_not_fit_is_left_out_by_name(tmp_path: Path) -> None:
+    out, said = tmp_path / "a.jsonl", list[str]()
+    engine = engine_of(chain_model())
+    engine.intake.context_limit = 60
+    long = parse(json.dumps({"prompt": "word " * 50}), "x:1")
+    answer(engine, [long, *records(2)], out, temperatures=(0.0,), max_tokens=4, say=said.append)
+    assert len(rows_of(out)) == 2
+    assert any("left out the prompt 'word word" in line and "context" in line for line in said)
+
+
+def test_a_later_turn_that_does_not_fit_ends_its_conversation(tmp_path: Path) -> None:
+    out, said = tmp_path / "a.jsonl", list[str]()
+    talk = parse(json.dumps({"turns": ["hello", "word " * 50]}), "x:1")
+    for _ in range(2):
+        engine = stopping_engine(chain_model())
+        engine.intake.context_limit = 60
+        answer(engine, [talk], out, temperatures=(0.0,), max_tokens=4, say=said.append)
+        (row,) = rows_of(out)
+        assert row["last"]
+    assert any("left out the prompt 'hello'" in line for line in said)
+    assert "1 of 1 prompts are answered already" in said
+
+
+def test_a_conversation_broken_off_is_not_written_twice(tmp_path: Path) -> None:
+    out = tmp_path / "a.jsonl"
+    options: dict[str, Any] = {"temperatures": (0.0,), "max_tokens": 5}
+    answer(stopping_engine(chain_model()), records(1, turns=3), out, **options)
+    whole = out.read_text()
+    out.write_text("".join(whole.splitlines(keepends=True)[:2]))
+    answer(stopping_engine(chain_model()), records(1, turns=3), out, **options)
+    assert out.read_text() == whole
+
+
+@pytest.mark.parametrize("line", [b"{half", b"[1]", b"\0\0\0", b"\xff\xfe"])
+def test_damaged_answers_are_named_by_their_line(tmp_path: Path, line: bytes) -> None:
+    out = tmp_path / "a.jsonl"
+    options: dict[str, Any] = {"temperatures": (0.0,), "max_tokens": 4}
+    answer(engine_of(chain_model()), records(1), out, **options)
+    before = out.read_bytes()
+    out.write_bytes(before + line + b"\n" + before)
+    with pytest.raises(UsageError, match=r"a\.jsonl:2 "):
+        answer(engine_of(chain_model()), records(2), out, **options)
+
+
+def test_answers_of_another_model_are_refused(tmp_path: Path) -> None:
+    out, other = tmp_path / "a.jsonl", chain_model()
+    other.update(tree_map(lambda v: v * 1.01, other.parameters()))
+    options: dict[str, Any] = {"temperatures": (0.0,), "max_tokens": 4}
+    answer(engine_of(chain_model()), records(1), out, **options)
+    with pytest.raises(UsageError, match="another model"):
+        answer(engine_of(other), records(2), out, **options)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from toys import ToyTokenizer
 from training_toys import answers, chain_model, model_config, toy_options, write_jsonl
 
@@ -21,9 +22,9 @@ from dspark_mlx.errors import ModelError, UsageError
 from dspark_mlx.target import Target
 from dspark_mlx.training import checkpoint, session
 from dspark_mlx.training.checkpoint import list_checkpoints, load_checkpoint
-from dspark_mlx.training.options import TrainOptions
+from dspark_mlx.training.options import LossWeights, TrainOptions
 from dspark_mlx.training.progress import read_log
-from dspark_mlx.training.run_state import RunState, TrainingError
+from dspark_mlx.training.run_state import RunState, TrainingError, model_fingerprint
 from dspark_mlx.training.step import StepComputer
 
 
@@ -383,3 +384,80 @@ def test_recency_begins_by_looking_at_the_last_positions() -> None:
     assert scores[1, 0].argmax() == anchor - 2
     # Later slots are further away: the nearest they can see.
     assert all(scores[h, 2].argmax() >= anchor - 2 for h in (0, 1))
+
+
+def test_a_step_that_ruins_the_weights_is_neither_saved_nor_exported(
+    model: Any, corpus: Path, tmp_path: Path
+) -> None:
+    run(model, corpus, tmp_path, toy_options(steps=10))
+    kept = [*list_checkpoints(tmp_path / "checkpoints"), tmp_path / "model.safetensors"]
+    before = {p: p.read_bytes() for p in kept}
+    ruin: dict[str, Any] = {"lr": 1e38, "muon_lr": 1e38, "checkpoint_every": 1}
+    for more in ({}, {"validate_every": 1}):
+        with pytest.raises(TrainingError, match=r"lower --lr .* step-0000010, is from before it"):
+            run(model, corpus, tmp_path, toy_options(steps=20, **ruin, **more))
+        assert {p: p.read_bytes() for p in kept} == before
+    state, _ = run(model, corpus, tmp_path, toy_options(steps=12))
+    assert state.step == 12, "and the advice works"
+    for held_out in (0.0, 0.1):
+        fresh = tmp_path / f"fresh-{held_out}"
+        with pytest.raises(TrainingError, match="begin again with a lower --lr"):
+            run(model, corpus, fresh, toy_options(steps=1, held_out=held_out, **ruin))
+        assert not (fresh / "model.safetensors").exists()
+
+
+def test_a_run_of_another_model_is_not_continued(model: Any, corpus: Path, tmp_path: Path) -> None:
+    run(model, corpus, tmp_path, toy_options(steps=2))
+    other = chain_model()
+    other.update(tree_map(lambda v: v * 1.01, other.parameters()))
+    with pytest.raises(UsageError, match="of another model"):
+        run(other, corpus, tmp_path, toy_options(steps=4))
+    assert model_fingerprint(chain_model()) == model_fingerprint(model)
+
+
+def test_a_folder_with_a_model_in_it_is_left_alone(
+    model: Any, corpus: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds a model already"):
+        run(model, corpus, tmp_path, toy_options(steps=2))
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_run_stopped_before_its_first_validation_leaves_a_drafter(
+    model: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+
+    gradient = StepComputer.gradient
+
+    def interrupted(self: StepComputer, *args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return gradient(self, *args)
+
+    monkeypatch.setattr(StepComputer, "gradient", interrupted)
+    _, said = run(model, corpus, tmp_path, toy_options(steps=50, patience=2))
+    assert load_drafter(tmp_path, Target(model, model_config(model))).block_size == 4
+    assert "not yet validated" in said[-1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_length": -5},
+        {"weight_decay": math.nan},
+        {"final_lr": math.inf},
+        {"final_lr": -3.0},
+        {"anchor_spacing": 0.5},
+        {"anchor_spacing": 1e300},
+        {"seed": -1},
+        {"seed": 10**23},
+        {"loss": LossWeights(0.0, 0.0, 0.0)},
+        {"loss": LossWeights(math.nan)},
+        {"loss": LossWeights(math.inf)},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        TrainOptions(**wrong)
