@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from ..registry import DEFAULT_MODEL
 from ..request import DRAFT_SAMPLINGS, METHODS, Cuts, SamplingParams
 from ..schedule import POLICIES
@@ -116,8 +117,17 @@ def add_cut_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
+    """Raises UsageError for flags that contradict each other."""
     from ..loading import LoadOptions
 
+    idle = "off" if args.schedule == "off" else "none" if args.method == "none" else ""
+    if idle and args.schedule not in (None, "auto", "off"):
+        raise UsageError(
+            f"--method none drafts nothing for --schedule {args.schedule} to cut", "leave one out"
+        )
+    if idle and any(getattr(args, n, None) for n in ("draft_length", "p_min", "p_survival_min")):
+        flag = "--method none" if idle == "none" else "--schedule off"
+        raise UsageError(f"{flag} drafts nothing that could be cut", "leave the draft cuts out")
     return LoadOptions(
         model=args.model,
         drafter=args.drafter,

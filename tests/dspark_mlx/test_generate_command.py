@@ -218,6 +218,19 @@ class TestBadInput:
     def test_an_empty_prompt(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "empty" in refused(capsys, "-p", " ", "--model", str(model))
 
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            ("--method", "none", "--schedule", "early-stop"),
+            ("--method", "none", "--draft-length", "3"),
+            ("--schedule", "off", "--p-min", "0.5"),
+        ],
+    )
+    def test_flags_that_contradict_each_other(
+        self, flags: tuple[str, ...], model: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert "drafts nothing" in refused(capsys, "-p", "x", "--model", str(model), *flags)
+
     def test_dspark_without_a_drafter(
         self, model: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
