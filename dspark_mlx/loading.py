@@ -215,7 +215,13 @@ def load_target(folder: Path, options: LoadOptions) -> tuple[Target, Any]:
     _check_json(folder / "generation_config.json")
     try:
         model, config = load_model(folder)
-        tokenizer = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = load_tokenizer(
+            folder,
+            {
+                "trust_remote_code": False
+            },  # unset, transformers asks, and runs what it finds on a yes
+            eos_token_ids=config.get("eos_token_id"),
+        )
     except DsparkError:
         raise
     except Exception as error:
@@ -300,7 +306,7 @@ def _check_json(path: Path) -> None:
         json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: {error}", "download the model again") from None
 
 

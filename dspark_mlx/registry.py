@@ -138,11 +138,11 @@ def _builtin_file() -> Path:
 
 def _read(path: Path) -> dict[str, ModelEntry]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         tables = tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", "check the file") from None
-    except ValueError as error:  # TOML or UTF-8; the message has line and column
+    except (ValueError, RecursionError) as error:  # TOML or UTF-8; the message has line and column
         raise UsageError(f"{path} is not valid TOML: {error}", "correct the file") from None
     return {name: _entry(path, text, name, table) for name, table in tables.items()}
 
@@ -158,9 +158,8 @@ def _entry(path: Path, text: str, name: str, table: Any) -> ModelEntry:
     for key, value in table.items():
         if key not in allowed:
             close = difflib.get_close_matches(key, allowed, n=1)
-            raise wrong(
-                key, f"[{name}] has an unknown key {key}{f', meant {close[0]}?' * len(close)}"
-            )
+            meant = f", meant {close[0]}?" if close else ""
+            raise wrong(key, f"[{name}] has an unknown key {key}{meant}")
         if not _fits(value, types_[key]):
             raise wrong(key, f"[{name}] {key} must be {_TYPE_NAMES[_kinds(types_[key])[0]]}")
         if isinstance(value, int) and value < 0:

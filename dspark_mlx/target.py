@@ -128,7 +128,14 @@ class Target:
                 f"tap {bad[0]} does not exist: this target has layers 0..{self.num_layers - 1}"
             )
         tokens = (mx.arange(12)[None] * 7 + 3) % self.vocab_size
-        plain = self.model(tokens).astype(mx.float32)
+        try:
+            plain = self.model(tokens).astype(mx.float32)
+            mx.eval(plain)
+        except Exception as error:
+            raise ModelError(
+                f"this model cannot run: {str(error).splitlines()[0]}",
+                "its config.json or its weights are not what its architecture needs",
+            ) from error
         try:
             self.kv_bytes_per_token = self._measure_kv()
             rows = RowsFactory(self.model).make()

@@ -124,6 +124,8 @@ def _reject(draft: mx.array, logits: mx.array, q: mx.array, row: RowSpec) -> Ver
     # u < p/q without the division: q_x > 0, since x was drawn from q.
     stands = (u * q_x < p_x).astype(mx.int32)
     accepted = mx.cumprod(stands).sum()
+    # A drafter with damaged weights proposes nothing either: no number is below p_x above.
+    q = mx.where(mx.isfinite(q).all(axis=-1, keepdims=True), q, 0.0)
     # Past the last drafted token nothing was proposed: the residual is p itself.
     q = mx.concatenate([q, mx.zeros_like(q[:1])])
     residual = mx.maximum(mx.take(p, accepted, axis=0) - mx.take(q, accepted, axis=0), 0.0)

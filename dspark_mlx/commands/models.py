@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import sources
+from ..errors import UsageError
 from ..registry import DEFAULT_MODEL, ModelEntry, Registry, user_file
 from ..sources import PackageSource, Source
 from .progress import ProgressLine
@@ -39,6 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     registry = Registry.load()
+    if (args.update or args.quiet) and not args.fetch:
+        raise UsageError("--update and --quiet belong to --fetch", "name a model with --fetch")
     if args.fetch:
         fetch(registry.resolve(args.fetch), args.cache_dir, quiet=args.quiet, update=args.update)
         return 0

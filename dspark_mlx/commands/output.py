@@ -13,6 +13,9 @@ from ..errors import UsageError
 
 def prepare_streams() -> None:
     """Text that the terminal's encoding lacks is shown as escapes instead of failing."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

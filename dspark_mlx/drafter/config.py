@@ -91,11 +91,14 @@ class DrafterConfig:
             raise ModelError(
                 f"{folder} has no config.json", "a drafter is a folder in DeepSpec's layout"
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelError(f"cannot read {path}: {error}") from None
         if not isinstance(data, dict):
             raise ModelError(f"{path} does not hold a JSON object")
-        return cls.from_dict(data)
+        try:
+            return cls.from_dict(data)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise ModelError(f"{path} is no drafter's config: {error!r}") from None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DrafterConfig:
@@ -165,6 +168,10 @@ class DrafterConfig:
 # -- checking --------------------------------------------------------------------------
 
 
+# Far above any drafter there is: with more, one would load without end or crash MLX.
+_MOST = {"block_size": 1024, "num_hidden_layers": 256, "head_dim": 1 << 14}
+
+
 def _check(c: DrafterConfig) -> None:
     if c.architecture not in ACTIVATIONS:
         raise bad("architecture", f"{c.architecture!r} is unknown")
@@ -181,6 +188,8 @@ def _check(c: DrafterConfig) -> None:
     ):
         if getattr(c, key) < 1:
             raise bad(key, f"must be at least 1, got {getattr(c, key)}")
+        if getattr(c, key) > _MOST.get(key, 10**7):
+            raise bad(key, f"must be at most {_MOST.get(key, 10**7)}, got {getattr(c, key)}")
     if c.num_attention_heads % c.num_key_value_heads:
         raise bad(
             "num_attention_heads",
@@ -208,5 +217,5 @@ def _check(c: DrafterConfig) -> None:
         raise bad("confidence_head_with_markov", "needs a Markov head")
     if c.final_logit_softcapping is not None and c.final_logit_softcapping <= 0:
         raise bad("final_logit_softcapping", "must be positive")
-    if c.rms_norm_eps <= 0:
-        raise bad("rms_norm_eps", "must be positive")
+    if not 0 < c.rms_norm_eps < 1:
+        raise bad("rms_norm_eps", f"must be positive and below 1, got {c.rms_norm_eps}")

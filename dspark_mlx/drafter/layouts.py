@@ -80,6 +80,8 @@ def _rope(data: Mapping[str, Any], gemma: bool) -> dict[str, Any]:
         rope["rope_theta"] = data["rope_theta"]
     rope.update(data.get("rope_scaling") or {})
     rope["rope_theta"] = _number(rope, "rope_theta", 10000.0)
+    if not 0 < rope["rope_theta"] < 1e30:
+        raise bad("rope_theta", f"must be positive, got {rope['rope_theta']}")
     rope.setdefault("rope_type", rope.pop("type", "default"))
     if rope["rope_type"] not in _ROPES:
         raise bad("rope_type", f"{rope['rope_type']!r} is unknown")

@@ -17,7 +17,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..errors import ModelError, UsageError
+from ..errors import DsparkError, ModelError, UsageError
 from .calibration import read_calibration
 from .config import DrafterConfig
 from .model import Drafter
@@ -54,6 +54,33 @@ def load_drafter(
     config = DrafterConfig.from_folder(folder)
     if target is not None:
         check_pairing(config, target)
+    try:
+        drafter = _load(folder, config, target, quantize_bits, dtype, share_with_target)
+    except (DsparkError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # a config whose values are of no use to the layers
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"cannot load the drafter in {folder}: {type(error).__name__}: {why}",
+            "check its config.json",
+        ) from error
+    own = {k: v for k, v in tree_flatten(drafter.parameters()) if k.split(".")[0] not in _SHAREABLE}
+    if not mx.stack([mx.isfinite(v).all() for v in own.values()]).all().item():
+        raise ModelError(
+            f"the drafter in {folder} has weights that are no numbers",
+            "download it again, or train it with a lower learning rate",
+        )
+    return drafter
+
+
+def _load(
+    folder: Path,
+    config: DrafterConfig,
+    target: TargetLike | None,
+    quantize_bits: int | None,
+    dtype: mx.Dtype | None,
+    share_with_target: bool,
+) -> Drafter:
     weights = {k: v for k, v in read_tensors(folder).items() if k not in _IGNORED}
     target_ids = _draft_vocabulary(config, weights)
     if share_with_target:
@@ -113,7 +140,7 @@ def read_tensors(folder: Path) -> dict[str, mx.array]:
     try:
         placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(placed.values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelError(f"cannot read {index}: {error!r}") from None
     tensors: dict[str, mx.array] = {}
     for name in files:
@@ -155,6 +182,8 @@ def _draft_vocabulary(config: DrafterConfig, weights: dict[str, mx.array]) -> mx
         raise ModelError(f"a draft vocabulary of {size} ids, but no d2t tensor to read them by")
     if offsets.shape != (size,):
         raise ModelError(f"tensor d2t has shape {offsets.shape}, expected {(size,)}")
+    if not mx.issubdtype(offsets.dtype, mx.integer):
+        raise ModelError(f"tensor d2t holds {offsets.dtype}, no whole numbers")
     ids = np.arange(size) + np.array(offsets).astype(np.int64)
     if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != size:
         raise ModelError(f"tensor d2t does not map to {size} different ids below the vocabulary")
@@ -171,7 +200,7 @@ def _check_tensors(
     folder: Path, drafter: Drafter, weights: dict[str, mx.array], own: frozenset[str]
 ) -> None:
     expected = {
-        name: value.shape
+        name: value
         for name, value in tree_flatten(drafter.parameters())
         if name.split(".")[0] not in _SHAREABLE or name.split(".")[0] in own
     }
@@ -186,10 +215,17 @@ def _check_tensors(
             f"{folder}: {_names(surplus)} not known to this drafter",
             "the checkpoint does not match its config",
         )
-    for name, shape in expected.items():
-        if weights[name].shape != shape:
+    for name, value in expected.items():
+        if weights[name].shape != value.shape:
             raise ModelError(
-                f"{folder}: tensor {name} has shape {weights[name].shape}, expected {shape}",
+                f"{folder}: tensor {name} has shape {weights[name].shape}, expected {value.shape}",
+                "the checkpoint does not match its config",
+            )
+        if mx.issubdtype(weights[name].dtype, mx.floating) != mx.issubdtype(
+            value.dtype, mx.floating
+        ):
+            raise ModelError(
+                f"{folder}: tensor {name} holds {weights[name].dtype}",
                 "the checkpoint does not match its config",
             )
 

@@ -59,11 +59,11 @@ def _weights(folder: Path) -> str | None:
     if absent := sorted(needed - present):
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         return f"{absent[0]}{more} is missing"
-    damaged = sorted(name for name in needed if not _whole(folder / name))
+    damaged = sorted(name for name in needed if not whole(folder / name))
     return f"{damaged[0]} is cut short or damaged" if damaged else None
 
 
-def _whole(path: Path) -> bool:
+def whole(path: Path) -> bool:
     """Whether the file is as long as its own header says."""
     try:
         size = path.stat().st_size
@@ -74,14 +74,14 @@ def _whole(path: Path) -> bool:
             header = json.loads(file.read(header_size))
         ends = [v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"]
         return bool(size == 8 + header_size + max(ends, default=0))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return False
 
 
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

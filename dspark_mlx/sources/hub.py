@@ -77,6 +77,9 @@ def fetch(
     """
     with _one_line_errors(source, role, cache_dir):
         from huggingface_hub import HfApi, constants
+        from huggingface_hub.utils import logging
+
+        logging.set_verbosity_error()  # its warnings of each try beside our one line
 
         if constants.HF_HUB_OFFLINE:
             raise _offline(source, role, cache_dir)
@@ -107,7 +110,7 @@ def _fetch_files(
 
     repo = _repo_folder(source, cache_dir)
     here = repo / "snapshots" / commit
-    absent = [file for file in files if not (here / file.name).exists()]
+    absent = [file for file in files if not _sound(here / file.name, file)]
     check_space(repo, sum(file.size for file in absent))
     progress = _Progress(sum(f.size for f in files), report, cancel)
     progress.done = progress.total - sum(file.size for file in absent)
@@ -122,6 +125,19 @@ def _fetch_files(
     if not source.pinned and (here / "config.json").exists():
         # Last, so that the branch never points at a snapshot that is not whole.
         hf_hub_download(filename="config.json", revision=source.revision, **where)
+
+
+def _sound(path: Path, file: _File) -> bool:
+    """Whether the file is here and whole; what is here and is not is removed, its content too."""
+    if not path.exists():
+        return False
+    if file.size in (0, path.stat().st_size) and (
+        path.suffix != ".safetensors" or folders.whole(path)
+    ):
+        return True
+    path.resolve().unlink(missing_ok=True)  # a link to the blob, which would be taken again
+    path.unlink(missing_ok=True)
+    return False
 
 
 def _fetch_blob(
@@ -217,6 +233,9 @@ def _one_line_errors(source: HubSource, role: Role, cache_dir: Path | None) -> I
         yield
     except (Cancelled, DownloadError):
         raise
+    except hub.HFValidationError as error:
+        why = str(error).splitlines()[0]
+        raise DownloadError(f"{repo} is no name on the Hub: {why}", "check the spelling") from None
     except hub.GatedRepoError:
         raise DownloadError(
             f"{repo} is gated: its owner asks for consent first",

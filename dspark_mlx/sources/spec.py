@@ -21,7 +21,9 @@ from ..errors import UsageError
 
 HELP = "give a name from `dspark models`, a folder, or a Hub id such as org/name"
 
-_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_REPO = re.compile(  # the Hub's own rules
+    r"(?!.*(?:\.\.|--))(?!.*\.git$)\w[\w.-]*(?<![.-])/\w[\w.-]*(?<![.-])", re.ASCII
+)
 _REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WHEEL = re.compile(

@@ -107,6 +107,19 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert result.stderr == ""
 
 
+def test_a_closed_standard_output_is_no_error() -> None:
+    for command in (["models"], ["models", "--json"]):
+        result = subprocess.run(
+            [sys.executable, "-m", "dspark_mlx", *command],
+            cwd=ROOT,
+            preexec_fn=lambda: os.close(1),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+        assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
 def test_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:

@@ -422,3 +422,43 @@ def test_failed_save_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch) -> N
     with pytest.raises(OSError, match="No space left"):
         save_drafter(toy_drafter(seed=9), tmp_path / "s")
     assert {p.name: p.read_bytes() for p in (tmp_path / "s").iterdir()} == before
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    folder = edited_copy(
+        NAME, tmp_path, replace={"norm.weight": tensors_of()["norm.weight"] * value}
+    )
+    with pytest.raises(ModelError, match="weights that are no numbers"):
+        load_drafter(folder, toy_target())
+
+
+def test_whole_numbers_where_weights_belong_are_refused(tmp_path: Path) -> None:
+    whole = tensors_of()["norm.weight"].astype(mx.int32)
+    folder = edited_copy(NAME, tmp_path, replace={"norm.weight": whole})
+    with pytest.raises(ModelError, match=r"norm\.weight holds"):
+        load_drafter(folder, toy_target())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": 5},
+        {"rope_scaling": [1]},
+        {"rope_scaling": "x"},
+        {"architectures": 5},
+        {"architectures": [{}]},
+        {"rms_norm_eps": 10**400},
+        {"num_attention_heads": 10**9},
+        {"markov_rank": 10**12},
+        {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}},
+        {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3"}},
+        {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": "x"}},
+    ],
+    ids=lambda changes: str(changes)[:60],
+)
+def test_a_config_of_no_use_is_refused_in_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = edited_copy(NAME, tmp_path, config=changes)
+    with pytest.raises(ModelError) as caught:
+        load_drafter(folder, toy_target())
+    assert "\n" not in str(caught.value)

@@ -254,6 +254,35 @@ class TestBadInput:
         weights.write_bytes(weights.read_bytes()[:-2000])
         assert "model.safetensors" in refused(capsys, "-p", "x", "--model", str(cut))
 
+    def test_code_in_a_folder_is_never_run(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not even when someone answers yes: nobody is asked."""
+        folder, trace = write_model(tmp_path / "evil"), tmp_path / "ran"
+        (folder / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Tok: pass\n")
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        config |= {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": ["evil.Tok"] * 2}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("it asks"))
+        line = refused(capsys, "-p", "x", "--model", str(folder))
+        assert "custom code" in line and not trace.exists()
+
+    def test_files_nested_without_end(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name in ("config.json", "generation_config.json", "model.safetensors.index.json"):
+            folder = write_model(tmp_path / name)
+            (folder / name).write_text("[" * 100_000)
+            assert f"{name} is damaged" in refused(capsys, "-p", "x", "--model", str(folder))
+
+    def test_values_no_layer_can_use(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder = write_model(tmp_path / "odd")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "rope_theta": "x"}))
+        assert "cannot" in refused(capsys, "-p", "x", "--model", str(folder))
+
     def test_a_damaged_generation_config(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -265,3 +265,13 @@ def test_ctrl_c_in_the_middle_of_a_file_keeps_what_has_arrived(machine: Machine)
     path = Path(str(machine.fetch()["path"]))
     assert machine.hub.got("model.safetensors")[0].startswith("bytes=")
     assert (path / "model.safetensors").read_bytes() == safetensors(24_000_000)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 1000, b"\0" * 60_000])
+def test_what_was_damaged_later_is_fetched_again(machine: Machine, damage: bytes) -> None:
+    """Its content too: the snapshot's file is only a link to it."""
+    path = Path(str(machine.fetch()["path"]))
+    name = "model-00002-of-00002.safetensors"
+    (path / name).resolve().write_bytes(damage)
+    assert machine.fetch()["path"] == str(path)
+    assert (path / name).read_bytes() == model_files()[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import mlx.core as mx
@@ -156,3 +157,18 @@ def test_half_precision_logits_are_compared_as_they_are() -> None:
     verdict = verify(mx.array([[3]]), logits, [RowSpec(GREEDY, 0, 1)])
     assert (verdict.accepted.item(), verdict.token.item()) == (1, 4)
     assert verdict.logits.dtype == mx.bfloat16
+
+
+def test_a_draft_without_a_law_is_never_accepted() -> None:
+    """q of a drafter with damaged weights: the token is then drawn from p itself."""
+    warm = SamplingParams(temperature=1.0, seed=3, draft_sampling="probabilistic")
+    rng = mx.random.normal((1, 3, 20), key=mx.random.key(1))
+    q = mx.full((2, 20), float("nan"))
+    drawn = []
+    for seed in range(300):
+        row = RowSpec(dataclasses.replace(warm, seed=seed), 4, 2, q=q)
+        verdict = verify(mx.array([[7, 9]]), rng, [row])
+        assert verdict.accepted.tolist() == [0]
+        drawn += verdict.token.tolist()
+    p = np.array(mx.softmax(rng[0, 0]))
+    assert np.abs(np.bincount(drawn, minlength=20) / 300 - p).sum() < 0.35
