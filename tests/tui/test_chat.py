@@ -223,8 +223,8 @@ async def test_an_engine_failure_is_one_line_and_the_chat_goes_on(chat) -> None:
         )
         await c.until(lambda: "out of memory (close programs)" in c.screen())
         backend.emit(Failed("the model's file is gone", "load it again with F5"))
+        await c.until(lambda: c.told("load it again with F5"))
         await c.until(lambda: "the model's file is gone" in c.screen())
-        assert c.told("load it again with F5")
         backend.hold = False
         await c.say("Two")
         assert c.conversation.messages[-1].state == "done"
