@@ -64,6 +64,8 @@ def batch_generate(
         prefill_chunk=prefill_step_size,
         max_rows=completion_batch_size if max_rows is None else max_rows,
     )
+    if isinstance(prompts, str | bytes):
+        raise UsageError("prompts is a list of prompts, not one", "put it in a list")
     n = len(prompts)
     limits = list(max_tokens) if isinstance(max_tokens, Sequence) else [max_tokens] * n
     params = SamplingParams() if sampling is None else sampling

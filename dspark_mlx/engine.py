@@ -128,14 +128,15 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Admit, prefill one chunk, then one round for all decoding rows; returns the events."""
-        self._logits.clear()
-        self._leave()
-        self.intake.admit(self.batch.replies, self.max_rows)
-        if self._ahead is None:  # else that round comes first: a row that joins would undo it
-            self._prefill()
-        if self.batch.replies:
-            self._round()
+        with self.target.turns:
+            self._logits.clear()
             self._leave()
+            self.intake.admit(self.batch.replies, self.max_rows)
+            if self._ahead is None:  # else that round comes first: a row that joins would undo it
+                self._prefill()
+            if self.batch.replies:
+                self._round()
+                self._leave()
         events, self._events = self._events, []
         return events
 

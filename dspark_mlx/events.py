@@ -230,7 +230,7 @@ def from_json(line: str) -> Event:
     Raises ValueError for a line that is not an event.
     """
     try:
-        data = json.loads(line)
+        data = json.loads(line, parse_constant=_no_number)
     except RecursionError:
         raise ValueError("not a dspark event: nested too deeply") from None
     kind = data.get("event") if isinstance(data, dict) else None
@@ -240,6 +240,10 @@ def from_json(line: str) -> Event:
         return typing.cast(Event, _build(KINDS[kind], data))
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not a dspark event: {error}") from error
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"not a dspark event: {text} is no number")
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -103,6 +104,9 @@ def load(
                 f"{name} is not supported by dspark_mlx.load",
                 "load with mlx_lm.load and pass that model to stream_generate",
             )
+    if not isinstance(path_or_hf_repo, str | Path) or not isinstance(drafter, str | Path | None):
+        raise UsageError("a model and a drafter are given by name, folder or Hub id")
+    path_or_hf_repo, drafter = str(path_or_hf_repo), drafter and str(drafter)
     known = {field.name for field in dataclasses.fields(LoadOptions)} - {"model"}
     for name in options:
         if name not in known:
@@ -169,6 +173,8 @@ def stream_generate(
             "make one with dspark_mlx.make_prompt_cache",
         )
     refuse_two(sampler, sampling)
+    if cuts is not None and num_draft_tokens is not None:
+        raise UsageError("give num_draft_tokens or cuts, not both", "Cuts has draft_length")
     tokenizer = wrapped(tokenizer)
     session = Session.of(model, tokenizer).variant(draft_model, kv_bits, kv_group_size)
     engine = session.engine(
@@ -183,7 +189,7 @@ def stream_generate(
         max_tokens=max_tokens,
         sampling=sampling or SamplingParams(),
         cuts=cuts or Cuts(draft_length=num_draft_tokens),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        stop=(stop,) if isinstance(stop, str | int) else tuple(stop or ()),
         logits_processors=tuple(logits_processors or ()),
         sampler=None if sampler is greedy_sampler else sampler,
     )

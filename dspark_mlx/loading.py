@@ -130,6 +130,37 @@ def load_engine(
     return engine, loaded
 
 
+def ensure_here(
+    options: LoadOptions,
+    report: Report = lambda event: None,
+    cancel: threading.Event | None = None,
+) -> None:
+    """Have what ``options`` name on disk. Raises DsparkError as ``load_engine`` would.
+
+    For those who drop one model for another: not before the other can be had.
+    """
+    make_policy(options.schedule, **options.policy)
+    entry = Registry.load().resolve(options.model)
+    _fetch_target(entry, options, report, cancel)
+    if options.drafter not in (None, "none"):
+        source = sources.parse(str(options.drafter))
+        sources.fetch(
+            source, role="drafter", cache_dir=options.cache_dir, report=report, cancel=cancel
+        )
+
+
+def _fetch_target(
+    entry: ModelEntry, options: LoadOptions, report: Report, cancel: threading.Event | None
+) -> Path:
+    return sources.fetch(
+        entry.target_source,
+        cache_dir=options.cache_dir,
+        report=report,
+        cancel=cancel,
+        expected_bytes=entry.target_bytes,
+    )
+
+
 def new_engine(pair: Pair, options: LoadOptions, thinking: bool | None = None) -> Engine:
     """An engine for ``pair`` that does not speculate yet: it has no policy but ``off``."""
     context = pair.target.context_limit
@@ -185,13 +216,7 @@ def load_pair(
     cancel: threading.Event | None = None,
 ) -> Pair:
     """Fetch and load target and drafter of ``entry``."""
-    folder = sources.fetch(
-        entry.target_source,
-        cache_dir=options.cache_dir,
-        report=report,
-        cancel=cancel,
-        expected_bytes=entry.target_bytes,
-    )
+    folder = _fetch_target(entry, options, report, cancel)
     report(Loading("load", 0, 1, entry.name))
     target, tokenizer = load_target(folder, options)
     drafter, why = _find_drafter(entry, target, options, report, cancel)
@@ -215,13 +240,9 @@ def load_target(folder: Path, options: LoadOptions) -> tuple[Target, Any]:
     _check_json(folder / "generation_config.json")
     try:
         model, config = load_model(folder)
-        tokenizer = load_tokenizer(
-            folder,
-            {
-                "trust_remote_code": False
-            },  # unset, transformers asks, and runs what it finds on a yes
-            eos_token_ids=config.get("eos_token_id"),
-        )
+        # Left unset, transformers asks, and runs a checkpoint's code on a yes.
+        never = {"trust_remote_code": False}
+        tokenizer = load_tokenizer(folder, never, eos_token_ids=config.get("eos_token_id"))
     except DsparkError:
         raise
     except Exception as error:

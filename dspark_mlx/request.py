@@ -33,6 +33,10 @@ def _whole(*values: Any) -> bool:
     return all(isinstance(v, numbers.Integral) and not isinstance(v, bool) for v in values)
 
 
+def _real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn from the target's logits.
@@ -67,6 +71,16 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ):
+            _require(_real(getattr(self, name)), f"{name.replace('_', ' ')} must be a number")
+        _require(isinstance(self.logit_bias, Mapping), "logit bias maps token ids to numbers")
         _require(0.0 <= self.temperature < float("inf"), "temperature must be finite, 0 or more")
         _require(0.0 < self.top_p <= 1.0, "top-p must be above 0 and at most 1")
         _require(_whole(self.top_k) and self.top_k >= 0, "top-k must be 0 (off) or more")
@@ -131,6 +145,7 @@ class Cuts:
             self.draft_length is None or (_whole(self.draft_length) and self.draft_length >= 0),
             "draft length must be 0 or more",
         )
+        _require(_real(self.p_min) and _real(self.p_survival_min), "p-min must be a number")
         _require(0.0 <= self.p_min <= 1.0, "p-min must be between 0 and 1")
         _require(0.0 <= self.p_survival_min <= 1.0, "p-survival-min must be between 0 and 1")
 

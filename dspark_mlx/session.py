@@ -76,7 +76,8 @@ class Session:
         session: Session | None = getattr(model, "_dspark", None)
         if session is None:
             target = Target(model)
-            target.check()
+            with target.turns:
+                target.check()
             method, reason = choose_method(target, None, "auto", "no drafter was given")
             session = cls(Pair(target, tokenizer, None, method, reason))
             session.attach()
@@ -175,7 +176,7 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
         return tuple(encode_text(tokenizer, prompt))
     if isinstance(prompt, mx.array):
         prompt = prompt.tolist()
-    if not isinstance(prompt, Iterable):
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray):
         raise UsageError("a prompt is text, a list of token ids or an array of them")
     return tuple(prompt)
 

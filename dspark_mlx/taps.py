@@ -2,12 +2,14 @@
 
 A watched layer gets a subclass that calls its own ``__call__`` and passes on what
 went in and came out; parameters and module tree stay as they are, and the class
-is put back when the watch ends. Knows nothing of targets or caches.
+is put back when the watch ends. A model is watched by one thread at a time
+(``Target.turns``). Knows nothing of targets or caches.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -75,7 +77,7 @@ def _hidden(out: Any) -> mx.array:
 def _attach(module: nn.Module, keeps: Sequence[Keep]) -> Callable[[], None]:
     """Have each of ``keeps`` called with (input, output) of ``module``; returns the undo."""
     original = type(module)
-    object.__setattr__(module, "_keeps", keeps)
+    object.__setattr__(module, "_keeps", (threading.get_ident(), keeps))
     object.__setattr__(module, "__class__", _recording(original))
 
     def detach() -> None:
@@ -90,8 +92,10 @@ def _recording(original: type) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = original.__call__(self, *args, **kwargs)
         given = (*args, *kwargs.values())  # some models name even the first
-        for keep in self._keeps:
-            keep(given[0], out)
+        thread, keeps = self.__dict__.get("_keeps", (0, ()))
+        if thread == threading.get_ident():  # what others run meanwhile is not watched
+            for keep in keeps:
+                keep(given[0], out)
         return out
 
     return type(f"Tapped{original.__name__}", (original,), {"__call__": call})

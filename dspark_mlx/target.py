@@ -7,6 +7,7 @@ are *tapped* for the time of one call (``taps``).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from mlx_lm.utils import dequantize_model
 from .errors import DsparkError, ModelError
 from .rows import Rows, RowsFactory
 from .taps import EMBEDDING, Begin, record, watched
+
+_MAKING = threading.Lock()
 
 
 class Target:
@@ -37,6 +40,8 @@ class Target:
         kv_group_size: int | None = None,
     ) -> None:
         self.model = model
+        # Held for a whole round: threads with engines of their own on one model take turns.
+        self.turns = _turns(model)
         self.config = config or {}
         self.factory = RowsFactory(model, kv_bits, kv_group_size)
         self.kv_bits = kv_bits
@@ -186,6 +191,16 @@ class Target:
             return 0.0
         self.forward(mx.array([[0, 1]]), rows)
         return sum(part.nbytes / part.shape[2] for part in rows.arrays)
+
+
+def _turns(model: nn.Module) -> Any:
+    """The one lock of ``model``, whoever asks."""
+    with _MAKING:
+        lock = getattr(model, "_turns", None)
+        if lock is None:
+            lock = threading.RLock()
+            object.__setattr__(model, "_turns", lock)
+        return lock
 
 
 def to_float(model: nn.Module, dtype: mx.Dtype) -> nn.Module:

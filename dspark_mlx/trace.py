@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from .errors import UsageError
-from .events import Event, from_json, to_json
+from .events import Event, StepDone, from_json, to_json
 
 
 class TraceWriter:
@@ -55,6 +55,16 @@ class TraceWriter:
         self.close()
 
 
+def _checked(event: Event) -> Event:
+    """Raises ValueError, or TypeError for what is no number, for a round that cannot have been."""
+    if isinstance(event, StepDone):
+        spans = (event.round_seconds, event.draft_seconds, event.verify_seconds, event.host_seconds)
+        rows = all(0 <= r.accepted <= r.scheduled <= len(r.drafted) for r in event.rows)
+        if not rows or min(spans) < 0 or any(r.position < 0 for r in event.rows):
+            raise ValueError
+    return event
+
+
 def read_trace(path: str | Path) -> Iterator[Event]:
     """The events of a trace, oldest first. Raises UsageError that names the bad line.
 
@@ -67,8 +77,8 @@ def read_trace(path: str | Path) -> Iterator[Event]:
                 if not line.strip():
                     continue
                 try:
-                    yield from_json(line.decode("utf-8"))
-                except ValueError:
+                    yield _checked(from_json(line.decode("utf-8")))
+                except (ValueError, TypeError):
                     if not line.endswith(b"\n"):
                         return
                     raise UsageError(

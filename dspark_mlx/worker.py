@@ -53,6 +53,8 @@ class EngineThread:
     ) -> None:
         """Load a model in place of the present one; ends in ``Loaded`` or ``Failed``.
 
+        The present one is kept where the other is not known or cannot be fetched.
+
         ``options`` are further fields of ``loading.LoadOptions``.
         """
         self._stop_loading.set()  # an earlier load that still runs is given up
@@ -69,7 +71,11 @@ class EngineThread:
         self._commands.put(self._unload)
 
     def submit(self, request: Request) -> None:
-        """Queue a request; its events end in ``Finished``, also when it is refused."""
+        """Queue a request; its events end in ``Finished``, also when it is refused.
+
+        Only an id that is already active is answered by ``Failed``: the ``Finished`` to come is
+        that of the reply which has it.
+        """
         self._commands.put(lambda: self._submit(request))
 
     def cancel(self, request_id: str) -> None:
@@ -149,11 +155,13 @@ class EngineThread:
             self._emit(event)
 
     def _load(self, fields: dict[str, Any], stop: threading.Event) -> None:
-        self._unload()
         try:
-            from .loading import LoadOptions, load_engine
+            from .loading import LoadOptions, ensure_here, load_engine
 
-            engine, loaded = load_engine(LoadOptions(**fields), self._emit, stop)
+            options = LoadOptions(**fields)
+            ensure_here(options, self._emit, stop)
+            self._unload()  # both at once might not fit
+            engine, loaded = load_engine(options, self._emit, stop)
         except DsparkError as error:
             self._emit(Failed(error.message, error.hint))
         except Exception as error:

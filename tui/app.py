@@ -24,7 +24,7 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 
 from dspark_mlx.errors import DsparkError
-from dspark_mlx.events import Failed, Notice
+from dspark_mlx.events import Failed, Loaded, Notice
 from dspark_mlx.registry import DEFAULT_MODEL, Registry
 
 from . import clipboard, crash, export, opening, paths, themes
@@ -82,6 +82,7 @@ class ChatApp(App[None]):
         self.settings = dataclasses.replace(self._kept, **self.start.pinned)
         self.inputs: list[str] = []
         self._interrupted = -_QUIT_SECONDS
+        self.keep_model = ""  # chosen, and kept once it has loaded
         self._load_next: str | None = None  # a model that waits for replies to end
         self.crash = ""
         self.leaving = False
@@ -126,10 +127,10 @@ class ChatApp(App[None]):
 
     async def _begin(self) -> None:
         """After the first paint: read the history, load the model, send the first prompt."""
+        self.inputs.extend(self.store.inputs())
         for problem in (self.store.problem, *self.settings_file.problems):
             if problem:
                 self.notify(problem, severity="warning", markup=False, timeout=10)
-        self.inputs.extend(self.store.inputs())
         if self.start.session is not None:
             conversation = self.store.load(self.start.session)
             if conversation is not None:
@@ -185,6 +186,9 @@ class ChatApp(App[None]):
         events = self.engine.drain()
         for event in events:
             self.live.apply(event)
+            if isinstance(event, Loaded) and self.keep_model == self.engine.wanted:
+                self.change(model=self.keep_model)  # for the next start, too
+                self.keep_model = ""
             if isinstance(event, Failed):
                 text = f"{event.message}\n{event.hint}" if event.hint else event.message
                 self.notify(text, severity="error", title="Engine", markup=False, timeout=15)
@@ -251,6 +255,10 @@ class ChatApp(App[None]):
             self.set_keymap(dict(self.settings.keys))
         if before.schedule != self.settings.schedule and self.live.loaded:
             self.backend.set_schedule(self.settings.schedule)
+            if not self.replaying:
+                self.live.loaded = dataclasses.replace(
+                    self.live.loaded, schedule=self.settings.schedule
+                )
 
     # Actions
 

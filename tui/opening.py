@@ -56,7 +56,7 @@ def models(app: ChatApp, first: bool) -> None:
         if model and app.replaying:
             app.notify("A recording plays without a model.")
         elif model and app.load(model):
-            app.change(model=model)  # also for the next start
+            app.keep_model = model
 
     app.push_screen(ModelsScreen(app.engine.wanted, first), chosen)
 

@@ -45,7 +45,18 @@ def recording(path: Path) -> list[Event]:
         raise UsageError(
             f"the trace {path} has no rounds in it", "record one: dspark-chat --trace FILE"
         )
-    return events
+    return [*events, *_cut_off(events)]
+
+
+def _cut_off(events: Iterable[Event]) -> list[Event]:
+    """Ends for the replies that a recording, cut short, leaves open."""
+    open_: dict[str, None] = {}
+    for event in events:
+        if isinstance(event, Finished):
+            open_.pop(event.request_id, None)
+        else:
+            open_.update(dict.fromkeys(_ids(event)))
+    return [Finished(name, "error", method="", message="the recording ends here") for name in open_]
 
 
 class ReplayBackend:

@@ -7,6 +7,7 @@ opened is set aside, never deleted, and the chat goes on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import threading
@@ -15,9 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 from . import paths
-from .conversation import Conversation, Message
+from .conversation import Conversation, Message, Role, Span, State
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -62,6 +64,7 @@ class SessionStore:
 
     def __init__(self, path: Path | None) -> None:
         self.problem = ""
+        self._path = path
         self._lock = threading.RLock()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="sessions")
         self._db = self._open(path)
@@ -75,13 +78,31 @@ class SessionStore:
                 if isinstance(error, sqlite3.OperationalError):
                     self.problem = f"conversations are not saved: {path}: {error}"
                 else:
-                    aside = path.with_name(f"{path.name}.broken-{int(time.time())}")
-                    path.replace(aside)
-                    self.problem = f"the saved conversations are damaged; kept as {aside}"
-                    return _connect(str(path))
+                    return self._afresh(path)
             except OSError as error:
                 self.problem = f"conversations are not saved: {path}: {error.strerror}"
         return _connect(":memory:")
+
+    def _afresh(self, path: Path) -> sqlite3.Connection:
+        """A new database in place of a damaged one, which is set aside."""
+        aside = path.with_name(f"{path.name}.broken-{int(time.time())}")
+        for end in ("", "-wal", "-shm"):  # the last two belong to it, where they are
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + end).replace(f"{aside}{end}")
+        self.problem = f"the saved conversations are damaged; kept as {aside}"
+        return _connect(str(path))
+
+    def _read(self, sql: str, values: Any = ()) -> list[Any]:
+        """All rows; none where the database turns out to be damaged, which is then set aside."""
+        with self._lock:
+            try:
+                return self._db.execute(sql, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError) or self._path is None:
+                    raise
+                self._db.close()
+                self._db = self._afresh(self._path)
+                return []
 
     # Writing
 
@@ -162,9 +183,8 @@ class SessionStore:
     def entries(self, search: str = "", limit: int = 500) -> list[Entry]:
         """Newest first; with ``search``, those whose title or any message contains it."""
         pattern = "%" + search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-        with self._lock:
-            rows = self._db.execute(
-                """
+        rows = self._read(
+            """
                 SELECT s.id, s.title, s.model, s.updated,
                        (SELECT count(*) FROM messages m WHERE m.session = s.id),
                        CASE WHEN :search = '' THEN '' ELSE coalesce((
@@ -176,56 +196,37 @@ class SessionStore:
                 WHERE :search = '' OR s.title LIKE :like ESCAPE '\\' OR hit != ''
                 ORDER BY s.updated DESC, s.id DESC LIMIT :limit
                 """,
-                {"search": search, "like": pattern, "limit": limit},
-            ).fetchall()
-        return [Entry(*row) for row in rows]
+            {"search": search, "like": pattern, "limit": limit},
+        )
+        return [_entry(*row) for row in rows]
 
     def load(self, session: int) -> Conversation | None:
         """The conversation, or None when it is gone. A reply cut off by a kill says so."""
-        with self._lock:
-            head = self._db.execute(
-                "SELECT title, system, draft FROM sessions WHERE id=?", (session,)
-            ).fetchone()
-            rows = self._db.execute(
-                "SELECT id, role, text, state, note, stats, spans, thinking FROM messages"
-                " WHERE session=? ORDER BY id",
-                (session,),
-            ).fetchall()
-        if head is None:
+        heads = self._read("SELECT title, system, draft FROM sessions WHERE id=?", (session,))
+        rows = self._read(
+            "SELECT id, role, text, state, note, stats, spans, thinking FROM messages"
+            " WHERE session=? ORDER BY id",
+            (session,),
+        )
+        if not heads:
             return None
-        messages = [
-            Message(
-                role=role,
-                text=text,
-                state="interrupted" if state == "streaming" else state,
-                note=note,
-                stats=json.loads(stats),
-                spans=[tuple(span) for span in json.loads(spans)],
-                expects_thinking=bool(thinking),
-                row=row,
-            )
-            for row, role, text, state, note, stats, spans, thinking in rows
-        ]
-        return Conversation(session, head[0], head[1], head[2], messages)
+        title, system, draft = map(_text, heads[0])
+        return Conversation(session, title, system, draft, list(map(_message, rows)))
 
     def unsent(self) -> int | None:
         """The newest session, if it is nothing but a draft that was never sent."""
         newest = next(iter(self.entries(limit=1)), None)
         if newest is None or newest.messages:
             return None
-        with self._lock:
-            draft = self._db.execute(
-                "SELECT draft FROM sessions WHERE id=?", (newest.session,)
-            ).fetchone()
-        return newest.session if draft and draft[0].strip() else None
+        drafts = self._read("SELECT draft FROM sessions WHERE id=?", (newest.session,))
+        return newest.session if drafts and _text(drafts[0][0]).strip() else None
 
     def inputs(self, limit: int = 200) -> list[str]:
         """What was typed lately in any session, oldest first, without repetitions in a row."""
-        with self._lock:
-            rows = self._db.execute(
-                "SELECT text FROM messages WHERE role='user' ORDER BY id DESC LIMIT ?", (limit,)
-            ).fetchall()
-        texts = [text for (text,) in reversed(rows)]
+        rows = self._read(
+            "SELECT text FROM messages WHERE role='user' ORDER BY id DESC LIMIT ?", (limit,)
+        )
+        texts = [_text(text) for (text,) in reversed(rows)]
         return [text for i, text in enumerate(texts) if i == 0 or texts[i - 1] != text]
 
     def close(self) -> None:
@@ -236,6 +237,7 @@ class SessionStore:
 
 def _connect(path: str) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
     try:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
@@ -245,6 +247,36 @@ def _connect(path: str) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _entry(id: int, title: Any, model: Any, updated: Any, messages: int, hit: Any) -> Entry:
+    when = float(updated) if isinstance(updated, int | float) else 0.0
+    return Entry(id, _text(title), _text(model), when, messages, _text(hit))
+
+
+def _message(row: tuple[Any, ...]) -> Message:
+    """A message from its row; figures that cannot be read cost the figures, not the text."""
+    id, role, text, state, note, stats, spans, thinking = row
+    try:
+        figures = dict(json.loads(stats))
+        marks: list[Span] = [(str(piece), str(origin), c) for piece, origin, c in json.loads(spans)]
+    except (ValueError, TypeError):
+        figures, marks = {}, []
+    ended = state in get_args(State) and state != "streaming"
+    return Message(
+        role=role if role in get_args(Role) else "assistant",
+        text=_text(text),
+        state=state if ended else "interrupted",
+        note=_text(note),
+        stats=figures,
+        spans=marks,
+        expects_thinking=bool(thinking),
+        row=id,
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _columns(message: Message) -> tuple[object, ...]:

@@ -212,6 +212,7 @@ class LiveState:
             self.last_row = None
 
     def _step(self, event: StepDone) -> None:
+        self.failure = None  # of a load: the model from before it is at work
         rows = event.rows
         tokens = sum(len(row.tokens) for row in rows)
         self.load, self.memory, self.policy = event.load, event.memory, event.policy

@@ -129,9 +129,8 @@ def from_trace(events: Iterable[Event], seed: int = 0) -> list[Script]:
 
 
 def _check(row: RowStep) -> None:
-    chances = all(0.0 <= c <= 1.0 for c in row.confidence)  # not so of NaN
-    if not (chances and 0 <= row.accepted <= row.scheduled <= len(row.drafted)):
-        raise UsageError(f"the trace has a round of {row.request_id!r} that cannot have been")
+    if not all(0.0 <= c <= 1.0 for c in row.confidence):
+        raise UsageError(f"the trace has a confidence of {row.request_id!r} that is no chance")
     if not 0 <= row.position < LONGEST:
         raise UsageError(f"the trace has a token at position {row.position}, beyond {LONGEST:,}")
 

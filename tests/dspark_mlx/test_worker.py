@@ -178,6 +178,7 @@ def test_a_load_that_is_given_up_ends_in_failed(
         return real(options, report, stop)
 
     monkeypatch.setattr(loading, "load_engine", slow)
+    monkeypatch.setattr(loading, "ensure_here", lambda *args: None)
     worker.load("slow")
     assert started.wait(PATIENCE)
     worker.cancel_load()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,20 @@ def test_a_trace_cut_off_in_its_last_line_is_still_good(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     lines = [to_json(event) for event in make(1, 30)]
     path.write_text("\n".join(lines)[:-20])
-    assert len(recording(path)) == len(lines) - 1
+    *events, end = recording(path)
+    assert [to_json(event) for event in events] == lines[:-1]
+    assert isinstance(end, Finished) and end.message == "the recording ends here"
+
+
+@pytest.mark.parametrize("field", ["scheduled", "accepted", "position"])
+def test_a_trace_of_what_cannot_have_been_is_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "t.jsonl"
+    lines = [to_json(event) for event in make(1, 30)]
+    at = next(i for i, line in enumerate(lines) if f'"{field}"' in line)
+    lines[at] = re.sub(f'"{field}": *\\d+', f'"{field}": -3', lines[at])
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UsageError, match=f"line {at + 1}: "):
+        recording(path)
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_chat(tmp_path: Path) -> None:

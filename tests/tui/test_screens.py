@@ -202,7 +202,40 @@ async def test_another_model_waits_for_the_reply_being_written(chat, tmp_path: P
         await c.until(lambda: ("qwen3-4b") in [k[1] for k in backend.calls if k[0] == "load"])
         assert c.conversation.messages[1].text.split() == ["word"] * 60, "it was not cut short"
         assert c.conversation.messages[1].state == "done"
-        assert SettingsFile(path).load().model == "qwen3-4b"
+        await c.until(lambda: SettingsFile(path).load().model == "qwen3-4b")
+
+
+async def test_a_model_that_cannot_be_had_is_not_kept(chat, tmp_path: Path) -> None:
+    path = tmp_path / "chat.toml"
+    backend = ScriptedBackend(["hello"])
+    async with chat(backend, settings=path) as c:
+        await c.say("One")
+        backend.load = lambda *args, **options: backend.emit(Failed("no network"))  # type: ignore[method-assign]
+        await c.press("f5")
+        (await opened(c, ModelsScreen)).dismiss("qwen3-4b")
+        await c.until(lambda: c.told("no network"))
+        assert SettingsFile(path).load().model == ""
+        await c.say("Two")
+        assert c.conversation.messages[-1].state == "done"
+        assert "no network" not in c.screen().splitlines()[0], "the model from before is at work"
+
+
+async def test_the_choices_of_a_setting_are_all_shown(chat) -> None:
+    async with chat() as c:
+        await c.press("ctrl+s")
+        screen = await opened(c, SettingsScreen)
+        screen.query_one("#method", Select).focus()
+        await c.press("enter")
+        await c.until(lambda: all(name in c.screen() for name in ("auto", "lookup", "none")))
+        assert "temperature" in c.screen(), "the form below it is still there"
+
+
+async def test_the_header_says_the_schedule_in_use(chat) -> None:
+    async with chat() as c:
+        await c.until(lambda: c.app.live.loaded)
+        c.app.change(schedule="fixed")
+        c.app.chat.tell()
+        await c.until(lambda: "· fixed" in c.screen().splitlines()[0])
 
 
 async def test_settings_are_checked_kept_and_used(chat, tmp_path: Path) -> None:

@@ -122,6 +122,47 @@ def test_a_damaged_database_is_set_aside_and_the_chat_goes_on(tmp_path: Path) ->
     store.close()
 
 
+@pytest.mark.parametrize("table", ["messages", "sessions"])
+def test_a_partly_damaged_database_is_set_aside_when_it_is_read(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "chat.sqlite3"
+    store = SessionStore(path)
+    for i in range(40):
+        talk(store, f"Why {i}?", "Because. " * 100)
+    store.close()
+    with sqlite3.connect(path) as db:
+        size = db.execute("PRAGMA page_size").fetchone()[0]
+        [(page,)] = db.execute("SELECT rootpage FROM sqlite_master WHERE name=?", (table,))
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * size : page * size] = bytes((b * 7 + 13) % 256 for b in data[:size])
+    path.write_bytes(data)
+    store = SessionStore(path)
+    store.inputs()
+    assert store.entries() == [] and "damaged" in store.problem
+    aside = [p.name for p in tmp_path.glob("chat.sqlite3.broken-*")]
+    assert len([name for name in aside if not name.endswith(("-wal", "-shm"))]) == 1
+    talk(store, "Why?")
+    assert len(store.entries()) == 1
+    store.close()
+
+
+def test_a_row_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
+    path = tmp_path / "chat.sqlite3"
+    store = SessionStore(path)
+    chat = talk(store, "Why?", "Because.")
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE messages SET stats='{broken', spans='[[1,2', state='x' WHERE id=2")
+        db.execute("UPDATE messages SET text=x'fffe00', role='alien' WHERE id=1")
+        db.execute("UPDATE sessions SET title=cast(x'41ff' AS TEXT), updated='abc'")
+    store = SessionStore(path)
+    again = store.load(chat.session or 0)
+    assert again is not None and not store.problem
+    assert [m.text for m in again.messages] == ["", "Because."]
+    assert (again.messages[1].stats, again.messages[1].state) == ({}, "interrupted")
+    assert [entry.title for entry in store.entries()] == ["A\ufffd"]
+    store.close()
+
+
 def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = SessionStore(tmp_path / "file" / "chat.sqlite3")
