@@ -255,10 +255,7 @@ class ChatApp(App[None]):
             self.set_keymap(dict(self.settings.keys))
         if before.schedule != self.settings.schedule and self.live.loaded:
             self.backend.set_schedule(self.settings.schedule)
-            if not self.replaying:
-                self.live.loaded = dataclasses.replace(
-                    self.live.loaded, schedule=self.settings.schedule
-                )
+        self.chat.tell()
 
     # Actions
 

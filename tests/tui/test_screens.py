@@ -233,9 +233,8 @@ async def test_the_choices_of_a_setting_are_all_shown(chat) -> None:
 async def test_the_header_says_the_schedule_in_use(chat) -> None:
     async with chat() as c:
         await c.until(lambda: c.app.live.loaded)
-        c.app.change(schedule="fixed")
-        c.app.chat.tell()
-        await c.until(lambda: "· fixed" in c.screen().splitlines()[0])
+        c.app.change(schedule="fixed", method="lookup")
+        await c.until(lambda: "· lookup · fixed" in c.screen().splitlines()[0])
 
 
 async def test_settings_are_checked_kept_and_used(chat, tmp_path: Path) -> None:

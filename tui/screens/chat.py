@@ -139,7 +139,9 @@ class ChatScreen(Screen[None]):
             Tab(pane.conversation.name, index == self._panes.at, bool(pane.conversation.active))
             for index, pane in enumerate(self.panes)
         )
-        self._tabs.show(tabs, engine_note(self.chat.live, self.chat.engine.wanted))
+        chat = self.chat
+        asked = None if chat.replaying else chat.settings
+        self._tabs.show(tabs, engine_note(chat.live, chat.engine.wanted, asked))
 
     # Events of the engine
 

@@ -10,6 +10,7 @@ from textual.events import Click
 from textual.message import Message as Posted
 
 from ..canvas import Canvas
+from ..settings import Settings
 from ..state import LiveState
 from ..text import one_line, size
 from .chart import Chart
@@ -81,8 +82,11 @@ class TabBar(Chart):
                 self.post_message(self.Chosen(index))
 
 
-def engine_note(live: LiveState, wanted: str) -> str:
-    """What the engine is doing, in a few words; ``wanted`` is the model asked for, if any."""
+def engine_note(live: LiveState, wanted: str, asked: Settings | None = None) -> str:
+    """What the engine is doing, in a few words; ``wanted`` is the model asked for, if any.
+
+    ``asked``: the settings that the next reply is asked for with; None: as it was loaded.
+    """
     if live.loading is not None:
         step = live.loading
         note = f"{_STAGES.get(step.stage, step.stage)} {step.detail}".strip()
@@ -94,5 +98,9 @@ def engine_note(live: LiveState, wanted: str) -> str:
     if live.failure is not None:
         return f"✗ {one_line(live.failure.message, 80)}"
     if live.loaded is not None:
-        return f"{one_line(live.loaded.model, 40)} · {live.loaded.method} · {live.loaded.schedule}"
+        method, schedule = live.loaded.method, live.loaded.schedule
+        if asked is not None:
+            method = method if asked.method == "auto" else asked.method
+            schedule = asked.schedule
+        return f"{one_line(live.loaded.model, 40)} · {method} · {schedule}"
     return "starting" if wanted else "no model (F5)"
