@@ -14,8 +14,8 @@ import argparse
 import time
 from statistics import median
 
-from dspark_mlx import taps
 from dspark_mlx.loading import LoadOptions, load_pair
+from dspark_mlx.model import taps
 from dspark_mlx.profiling.site import blank_rows
 from dspark_mlx.registry import Registry
 

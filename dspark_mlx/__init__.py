@@ -9,8 +9,6 @@ only its import changed.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .blas import prefer_fast_blas
@@ -19,14 +17,14 @@ if TYPE_CHECKING:
     from mlx_lm.sample_utils import make_logits_processors as make_logits_processors
     from mlx_lm.sample_utils import make_sampler as make_sampler
 
-    from .engine import Engine as Engine
+    from .api.generate import GenerationResponse as GenerationResponse
+    from .api.generate import batch_generate as batch_generate
+    from .api.generate import generate as generate
+    from .api.generate import load as load
+    from .api.generate import make_prompt_cache as make_prompt_cache
+    from .api.generate import stream_generate as stream_generate
+    from .engine.engine import Engine as Engine
     from .errors import DsparkError as DsparkError
-    from .generate import GenerationResponse as GenerationResponse
-    from .generate import batch_generate as batch_generate
-    from .generate import generate as generate
-    from .generate import load as load
-    from .generate import make_prompt_cache as make_prompt_cache
-    from .generate import stream_generate as stream_generate
     from .registry import ModelEntry as ModelEntry
     from .registry import Registry as Registry
     from .request import Cuts as Cuts
@@ -37,16 +35,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "load": ".generate",
-    "generate": ".generate",
-    "stream_generate": ".generate",
-    "batch_generate": ".generate",
-    "make_prompt_cache": ".generate",
-    "GenerationResponse": ".generate",
+    "load": ".api.generate",
+    "generate": ".api.generate",
+    "stream_generate": ".api.generate",
+    "batch_generate": ".api.generate",
+    "make_prompt_cache": ".api.generate",
+    "GenerationResponse": ".api.generate",
     "Request": ".request",
     "SamplingParams": ".request",
     "Cuts": ".request",
-    "Engine": ".engine",
+    "Engine": ".engine.engine",
     "EngineThread": ".worker",
     "ModelEntry": ".registry",
     "Registry": ".registry",
@@ -57,16 +55,6 @@ _HOME = {
 
 __all__ = ["__version__", *_HOME]
 
-
-class _Package(ModuleType):
-    """Keeps ``dspark_mlx.generate`` the function when the module of that name is imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 # Here, because every module of ours that imports mlx imports this package first.
 prefer_fast_blas()

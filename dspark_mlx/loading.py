@@ -20,19 +20,19 @@ import psutil
 from mlx_lm.utils import load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
 from . import sources
-from .drafter.load import load_drafter
-from .drafter.model import Drafter
-from .engine import Engine
+from .draft import CopyingProposer, DSparkProposer, LookupProposer, Proposer
+from .draft.dspark.load import load_drafter
+from .draft.dspark.network import Drafter
+from .engine.engine import Engine
 from .errors import DsparkError, ModelError, UsageError
 from .events import CostTable, Loaded, Loading, Notice
+from .model.target import Target, to_float
 from .profiling import load_or_profile
-from .propose import CopyingProposer, DSparkProposer, LookupProposer, Proposer
 from .registry import ModelEntry, Registry
 from .request import METHODS, Method
 from .schedule import CostModel, Off, make_policy
 from .schedule.load import LoadMonitor
 from .schedule.load_probe import probe
-from .target import Target, to_float
 
 Report: TypeAlias = Callable[[Loading | Notice | CostTable], None]
 

@@ -18,14 +18,7 @@ import numpy as np
 from mlx_lm.generate import generate_step
 from toys import EOS, MODELS, VOCAB, ToyTokenizer, prompt
 
-from dspark_mlx.cache import RowsKV
-from dspark_mlx.drafter.calibration import DraftCalibration, Scale
-from dspark_mlx.drafter.config import DrafterConfig
-from dspark_mlx.drafter.model import Drafter
-from dspark_mlx.drafter.pairing import attach_target
-from dspark_mlx.engine import Engine
-from dspark_mlx.events import Event, Finished, Prefill, Queued, StepDone, Token
-from dspark_mlx.propose import (
+from dspark_mlx.draft import (
     CopyingProposer,
     Draft,
     DraftRow,
@@ -33,10 +26,17 @@ from dspark_mlx.propose import (
     LookupProposer,
     Proposer,
 )
+from dspark_mlx.draft.dspark.calibration import DraftCalibration, Scale
+from dspark_mlx.draft.dspark.config import DrafterConfig
+from dspark_mlx.draft.dspark.network import Drafter
+from dspark_mlx.draft.dspark.pairing import attach_target
+from dspark_mlx.engine.engine import Engine
+from dspark_mlx.events import Event, Finished, Prefill, Queued, StepDone, Token
+from dspark_mlx.model.cache import RowsKV
+from dspark_mlx.model.target import Target
 from dspark_mlx.request import Request
 from dspark_mlx.schedule import make_policy
 from dspark_mlx.schedule.policy import Outcome, Plan, Policy, RowView, Schedule
-from dspark_mlx.target import Target
 
 
 @functools.cache

@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from dspark_mlx.drafter.config import DrafterConfig
-from dspark_mlx.drafter.model import Drafter
+from dspark_mlx.draft.dspark.config import DrafterConfig
+from dspark_mlx.draft.dspark.network import Drafter
 
 DRAFTERS = Path(__file__).parent / "data" / "drafters"
 NAMES = ("qwen3_vanilla", "qwen3_gated", "qwen3_rnn", "qwen3_nomarkov", "gemma4_vanilla")

@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toys import EOS, VOCAB, llama_toy
 
-from dspark_mlx.drafter.pairing import attach_target
-from dspark_mlx.drafter.save import save_drafter
-from dspark_mlx.target import Target
+from dspark_mlx.draft.dspark.pairing import attach_target
+from dspark_mlx.draft.dspark.save import save_drafter
+from dspark_mlx.model.target import Target
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}"

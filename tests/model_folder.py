@@ -13,8 +13,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from toys import _lively
 
-from dspark_mlx.drafter.save import save_drafter
-from dspark_mlx.target import Target
+from dspark_mlx.draft.dspark.save import save_drafter
+from dspark_mlx.model.target import Target
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from dspark_mlx.propose import Draft, DraftRow
-from dspark_mlx.propose.dspark import _BlockSampler
-from dspark_mlx.target import Target
+from dspark_mlx.draft import Draft, DraftRow
+from dspark_mlx.draft.dspark.proposer import _BlockSampler
+from dspark_mlx.model.target import Target
 
 
 class _Layer(nn.Module):

@@ -49,7 +49,7 @@ def test_every_public_name_resolves() -> None:
 
 
 def test_generate_is_the_function_whatever_was_imported_first() -> None:
-    for first in ("import dspark_mlx.generate", "from dspark_mlx import load"):
+    for first in ("import dspark_mlx.api.generate", "from dspark_mlx import load"):
         packages = loaded_by(
             f"{first}\nimport dspark_mlx\nfrom dspark_mlx import generate\n"
             "assert callable(generate) and callable(dspark_mlx.generate)"

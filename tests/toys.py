@@ -15,8 +15,8 @@ import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.models import gemma3_text, granitemoehybrid, llama, qwen3
 
-from dspark_mlx.propose import Draft, DraftRow
-from dspark_mlx.target import Target
+from dspark_mlx.draft import Draft, DraftRow
+from dspark_mlx.model.target import Target
 
 VOCAB = 96
 EOS = 1

@@ -7,8 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..model.sampling import Purpose, gumbel, log_weights
 from ..request import SamplingParams
-from ..sampling import Purpose, gumbel, log_weights
 
 # A fork is a near-tie when the two best logits differ by no more than this share of the
 # largest: about what rounding leaves behind in a whole forward pass.

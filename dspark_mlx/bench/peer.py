@@ -140,7 +140,7 @@ def _cast(model: Any, dtype: str) -> None:
         return
     import mlx.core as mx
 
-    from ..target import to_float
+    from ..model.target import to_float
 
     to_float(model, getattr(mx, dtype))
     mx.eval(model.parameters())

@@ -19,12 +19,12 @@ from typing import Any
 import mlx.nn as nn
 
 from .. import __version__
+from ..engine.text import encode_chat, encode_text
 from ..errors import DsparkError, UsageError
 from ..loading import Pair
 from ..profiling import mlx_version
 from ..request import SamplingParams
 from ..schedule import make_policy
-from ..text import encode_chat, encode_text
 from .lossless import fork_at, margin, near_tie
 from .mlx_lm_side import BASELINE, MlxLmSide
 from .prompts import Prompt

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..events import Finished
 from ..loading import Pair
 from ..request import Request, SamplingParams

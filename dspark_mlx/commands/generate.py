@@ -23,7 +23,7 @@ from .output import read_stdin
 from .progress import ProgressLine
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
     from ..events import Loaded
     from ..request import Request
 

@@ -19,7 +19,7 @@ from ..events import Finished, StepDone
 from ..request import Request, SamplingParams
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
     from ..training.data import Record
 
 EVERY_SECONDS = 10.0  # between lines of progress

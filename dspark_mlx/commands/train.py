@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def shape_of(args: argparse.Namespace) -> dict[str, Any]:
     """The drafter's shape as asked for; with ``--start-from`` it is what that one has."""
-    from ..drafter.config import DrafterConfig
+    from ..draft.dspark.config import DrafterConfig
     from ..training.options import TrainOptions
 
     base = TrainOptions()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..errors import ModelError, UsageError
 from ..events import Notice
 from ..schedule.cost import CostKey, CostModel

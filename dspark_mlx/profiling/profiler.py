@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from ..engine import Engine
+from ..draft import CopyingProposer, Proposer
+from ..engine.engine import Engine
 from ..events import Event, Loading, Notice, StepDone
-from ..propose import CopyingProposer, Proposer
 from ..request import Request
 from ..schedule import Policy, make_policy
 from ..schedule.cost import CostKey, CostModel

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..cache import GROWTH, SLACK, RowsKV
-from ..propose import DraftRow, Proposer
+from ..draft import DraftRow, Proposer
+from ..model.cache import GROWTH, SLACK, RowsKV
+from ..model.rows import Rows
+from ..model.target import Target
+from ..model.verify import RowSpec, verify
 from ..request import SamplingParams
-from ..rows import Rows
-from ..target import Target
-from ..verify import RowSpec, verify
 from .store import on_cpu
 
 DRAFT_CONTEXT = 64  # positions in a proposer's own context; its cost hardly depends on them

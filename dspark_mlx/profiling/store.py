@@ -16,7 +16,7 @@ import psutil
 from mlx.utils import tree_flatten
 
 from .. import blas
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..errors import UsageError
 from ..schedule.cost import CostKey, CostModel
 from ..sources.store import default_cache_dir

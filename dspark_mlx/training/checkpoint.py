@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..drafter.model import Drafter
+from ..draft.dspark.network import Drafter
 from ..errors import ModelError
 
 _NAME = re.compile(r"step-(\d+)\.safetensors")

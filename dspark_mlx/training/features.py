@@ -21,9 +21,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..drafter.pairing import take_rows
+from ..draft.dspark.pairing import take_rows
 from ..errors import ModelError
-from ..target import Target
+from ..model.target import Target
 from .blocks import pad
 from .data import Sample
 
@@ -47,7 +47,7 @@ class Teacher:
     """The target's head, whole and over the hot vocabulary."""
 
     def __init__(self, target: Target, hot_ids: np.ndarray | None) -> None:
-        from ..drafter.model import TiedHead
+        from ..draft.dspark.network import TiedHead
 
         whole: Any = target.lm_head
         if whole is None:

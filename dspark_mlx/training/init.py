@@ -14,12 +14,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..drafter.config import DrafterConfig
-from ..drafter.model import Drafter
-from ..drafter.pairing import attach_target
-from ..drafter.save import dense_weight
+from ..draft.dspark.config import DrafterConfig
+from ..draft.dspark.network import Drafter
+from ..draft.dspark.pairing import attach_target
+from ..draft.dspark.save import dense_weight
 from ..errors import UsageError
-from ..target import Target
+from ..model.target import Target
 from .recency import look_back
 
 _FIRST_VOICE = 0.1

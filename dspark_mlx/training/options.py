@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
-from ..drafter.config import MARKOV_HEADS, DrafterConfig
+from ..draft.dspark.config import MARKOV_HEADS, DrafterConfig
 from ..errors import UsageError
 
 _COUNTS = (

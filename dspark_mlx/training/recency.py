@@ -14,7 +14,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from ..drafter.model import Drafter
+from ..draft.dspark.network import Drafter
 
 _PAIRS = 12  # rotary frequencies in the pattern: the fast ones, which tell neighbours apart
 _SHARPNESS = 2.0  # weight of query and key norms: logits of 32 between pattern and pattern

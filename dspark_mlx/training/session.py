@@ -10,11 +10,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..drafter.config import DrafterConfig
-from ..drafter.load import load_drafter
-from ..drafter.model import Drafter
+from ..draft.dspark.config import DrafterConfig
+from ..draft.dspark.load import load_drafter
+from ..draft.dspark.network import Drafter
 from ..errors import UsageError
-from ..target import Target
+from ..model.target import Target
 from . import bigrams, data, vocab
 from .checkpoint import list_checkpoints, load_checkpoint
 from .features import FeatureCache, FeatureSource, Teacher

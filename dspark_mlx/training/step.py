@@ -16,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
-from ..drafter.model import Drafter
+from ..draft.dspark.network import Drafter
 from .blocks import Blocks, choose_anchors, make_blocks, pad
 from .data import Sample
 from .features import Features, FeatureSource

@@ -22,8 +22,8 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
-from ..drafter.model import Drafter
-from ..drafter.save import save_drafter
+from ..draft.dspark.network import Drafter
+from ..draft.dspark.save import save_drafter
 from .blocks import plan_batches
 from .checkpoint import list_checkpoints, load_checkpoint, part, save_checkpoint
 from .data import Sample

@@ -22,10 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MODELS, prompt
 
-from dspark_mlx import cache
+from dspark_mlx.draft import LookupProposer
 from dspark_mlx.errors import UsageError
 from dspark_mlx.events import Finished, StepDone
-from dspark_mlx.propose import LookupProposer
+from dspark_mlx.model import cache
 from dspark_mlx.request import Cuts, Method, Request
 from dspark_mlx.schedule.cost import CostModel
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlx_lm.models.base import create_attention_mask
 
-from dspark_mlx import cache
-from dspark_mlx.cache import QuantizedRowsKV, RowsKV
 from dspark_mlx.errors import CacheError
+from dspark_mlx.model import cache
+from dspark_mlx.model.cache import QuantizedRowsKV, RowsKV
 
 HEADS, DIM = 2, 4
 

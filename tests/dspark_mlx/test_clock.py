@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from decoding import make_engine, request, run, toy_target
 
-from dspark_mlx.clock import Overlap
+from dspark_mlx.engine.clock import Overlap
 from dspark_mlx.schedule.policy import Outcome
 
 

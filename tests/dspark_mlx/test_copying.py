@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MODELS, prompt
 
-from dspark_mlx.propose import CopyingProposer, DraftRow, LookupProposer
+from dspark_mlx.draft import CopyingProposer, DraftRow, LookupProposer
 from dspark_mlx.request import Request, SamplingParams
 from dspark_mlx.schedule import Plan, make_policy
 from dspark_mlx.schedule.cost import CostModel

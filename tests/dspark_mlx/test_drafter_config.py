@@ -11,7 +11,7 @@ from drafter_toys import DRAFTERS, NAMES, toy_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark_mlx.drafter.config import DrafterConfig
+from dspark_mlx.draft.dspark.config import DrafterConfig
 from dspark_mlx.errors import ModelError
 
 

@@ -13,11 +13,11 @@ import pytest
 from drafter_toys import DRAFTERS, NAMES, ToyTarget, edited_copy, toy_drafter, toy_target
 from mlx.utils import tree_flatten
 
-from dspark_mlx.drafter.calibration import DraftCalibration, Scale
-from dspark_mlx.drafter.load import load_drafter, quantize_drafter
-from dspark_mlx.drafter.model import Drafter
-from dspark_mlx.drafter.pairing import attach_target
-from dspark_mlx.drafter.save import save_drafter
+from dspark_mlx.draft.dspark.calibration import DraftCalibration, Scale
+from dspark_mlx.draft.dspark.load import load_drafter, quantize_drafter
+from dspark_mlx.draft.dspark.network import Drafter
+from dspark_mlx.draft.dspark.pairing import attach_target
+from dspark_mlx.draft.dspark.save import save_drafter
 from dspark_mlx.errors import ModelError, PairingError, UsageError
 
 NAME = "qwen3_vanilla"

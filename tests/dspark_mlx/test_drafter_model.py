@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from dspark_mlx.drafter.load import load_drafter
-from dspark_mlx.drafter.model import Drafter
+from dspark_mlx.draft.dspark.load import load_drafter
+from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.errors import CacheError, PairingError
 
 DRAFTER = {name: load_drafter(DRAFTERS / name) for name in NAMES}

@@ -10,16 +10,16 @@ import pytest
 import toys
 from drafter_toys import toy_drafter
 
-from dspark_mlx.drafter.calibration import DraftCalibration, Scale
-from dspark_mlx.drafter.model import Drafter
-from dspark_mlx.drafter.pairing import attach_target
-from dspark_mlx.engine import Engine
+from dspark_mlx.draft import Draft, DraftRow, DSparkProposer
+from dspark_mlx.draft.dspark.calibration import DraftCalibration, Scale
+from dspark_mlx.draft.dspark.network import Drafter
+from dspark_mlx.draft.dspark.pairing import attach_target
+from dspark_mlx.draft.dspark.proposer import peak_logits
+from dspark_mlx.engine.engine import Engine
 from dspark_mlx.events import StepDone
-from dspark_mlx.propose import Draft, DraftRow, DSparkProposer
-from dspark_mlx.propose.dspark import peak_logits
+from dspark_mlx.model.target import Target
 from dspark_mlx.request import Request, SamplingParams
 from dspark_mlx.schedule import Outcome, Plan, RowView, Schedule
-from dspark_mlx.target import Target
 
 TAPS = (-1, 0, 1)
 

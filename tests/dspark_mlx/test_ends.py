@@ -29,8 +29,8 @@ from toys import ToyTokenizer, llama_toy, prompt
 
 from dspark_mlx.errors import UsageError
 from dspark_mlx.events import StepDone
+from dspark_mlx.model.target import Target
 from dspark_mlx.request import Request, SamplingParams
-from dspark_mlx.target import Target
 
 BLOCK = 5
 COUNT = 24

@@ -21,17 +21,17 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from toys import _lively, gemma3_text, llama, prompt
 
 import dspark_mlx
-from dspark_mlx.errors import DsparkError, UsageError
-from dspark_mlx.events import Finished, Prefill, Queued, StepDone
-from dspark_mlx.generate import (
+from dspark_mlx.api.generate import (
     GenerationResponse,
     batch_generate,
     generate,
     make_prompt_cache,
     stream_generate,
 )
+from dspark_mlx.errors import DsparkError, UsageError
+from dspark_mlx.events import Finished, Prefill, Queued, StepDone
+from dspark_mlx.model.target import Target
 from dspark_mlx.request import Cuts, SamplingParams
-from dspark_mlx.target import Target
 
 VOCAB = 320
 

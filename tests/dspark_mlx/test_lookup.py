@@ -7,9 +7,9 @@ from decoding import make_engine, request, run_one, toy_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_mlx.propose import DraftRow, LookupProposer
-from dspark_mlx.propose.hit_rate import HitRate, MatchRate
-from dspark_mlx.propose.lookup import NGRAMS, LookupRow
+from dspark_mlx.draft import DraftRow, LookupProposer
+from dspark_mlx.draft.lookup import NGRAMS, LookupRow
+from dspark_mlx.draft.rates import HitRate, MatchRate
 from dspark_mlx.request import SamplingParams
 
 

@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MODELS, OracleProposer, prompt
 
-from dspark_mlx import cache
-from dspark_mlx.propose import LookupProposer
+from dspark_mlx.draft import LookupProposer
+from dspark_mlx.model import cache
 from dspark_mlx.request import Cuts, Request
 from dspark_mlx.schedule import POLICIES
 

@@ -10,14 +10,14 @@ import pytest
 import toys
 from drafter_toys import toy_drafter
 
-from dspark_mlx.drafter.pairing import attach_target
-from dspark_mlx.engine import Engine
+from dspark_mlx.draft import CopyingProposer, DSparkProposer, LookupProposer
+from dspark_mlx.draft.dspark.pairing import attach_target
+from dspark_mlx.engine.engine import Engine
 from dspark_mlx.events import Finished, StepDone
-from dspark_mlx.propose import CopyingProposer, DSparkProposer, LookupProposer
+from dspark_mlx.model.target import Target
 from dspark_mlx.request import Cuts, Request, SamplingParams
 from dspark_mlx.schedule import POLICIES, make_policy
 from dspark_mlx.schedule.tables import tables
-from dspark_mlx.target import Target
 
 TAPS = (-1, 0, 1)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import dspark_mlx.model.verify as verification
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -18,11 +19,10 @@ from mlx_lm.sample_utils import make_sampler
 from tables import NoEnd, TableDrafter, chi_square, law, table_target
 from toys import MODELS, prompt
 
-import dspark_mlx.verify as verification
-from dspark_mlx.propose import CopyingProposer, LookupProposer
+from dspark_mlx.draft import CopyingProposer, LookupProposer
+from dspark_mlx.model.sampling import Purpose, gumbel, key, log_weights, probabilities, uniform
+from dspark_mlx.model.verify import RowSpec, verify
 from dspark_mlx.request import Cuts, Request, SamplingParams
-from dspark_mlx.sampling import Purpose, gumbel, key, log_weights, probabilities, uniform
-from dspark_mlx.verify import RowSpec, verify
 
 FILTERS: dict[str, dict[str, Any]] = {
     "plain": {},

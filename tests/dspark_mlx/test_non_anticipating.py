@@ -18,10 +18,10 @@ from decoding import HEADS, dspark, make_engine, plain_text, request, run, toy_t
 from tables import NoEnd, TableDrafter, chi_square, law, table_target
 from toys import prompt
 
+from dspark_mlx.draft import Draft, DraftRow, LookupProposer
 from dspark_mlx.events import StepDone
-from dspark_mlx.propose import Draft, DraftRow, LookupProposer
+from dspark_mlx.model.sampling import probabilities
 from dspark_mlx.request import Cuts, Request, SamplingParams
-from dspark_mlx.sampling import probabilities
 from dspark_mlx.schedule import POLICIES
 from dspark_mlx.schedule.policy import Outcome, Plan, RowView, Schedule
 

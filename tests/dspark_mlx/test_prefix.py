@@ -21,11 +21,11 @@ from decoding import (
 )
 from toys import MODELS, prompt
 
-from dspark_mlx import cache
-from dspark_mlx.drafter.model import Drafter
-from dspark_mlx.engine import Engine
-from dspark_mlx.prefix import Prefix, PrefixStore
-from dspark_mlx.propose import DSparkProposer, LookupProposer
+from dspark_mlx.draft import DSparkProposer, LookupProposer
+from dspark_mlx.draft.dspark.network import Drafter
+from dspark_mlx.engine.engine import Engine
+from dspark_mlx.engine.prefix_cache import Prefix, PrefixStore
+from dspark_mlx.model import cache
 from dspark_mlx.request import Method, Request, SamplingParams
 
 METHODS: tuple[Method, ...] = ("none", "lookup", "dspark")

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_mlx import profiling
+from dspark_mlx.draft import LookupProposer
 from dspark_mlx.errors import ModelError, UsageError
 from dspark_mlx.events import Loading, Notice, StepDone
 from dspark_mlx.profiling import cost_key, load_or_profile, profile_engine, profile_path, site
@@ -26,7 +27,6 @@ from dspark_mlx.profiling.profiler import HOST_ROUNDS, Profiler
 from dspark_mlx.profiling.site import Site, blank_rows
 from dspark_mlx.profiling.store import read_profile
 from dspark_mlx.profiling.turns import TURN, Looks, Turns
-from dspark_mlx.propose import LookupProposer
 from dspark_mlx.request import Request
 from dspark_mlx.schedule import Outcome, RowView, make_policy
 from dspark_mlx.schedule.cost import CostModel

@@ -10,11 +10,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from dspark_mlx.engine import Engine
+from dspark_mlx.engine.engine import Engine
+from dspark_mlx.engine.text import encode_chat
 from dspark_mlx.events import Finished, Prefill, StepDone
 from dspark_mlx.loading import LoadOptions, load_engine
 from dspark_mlx.request import Cuts, Request, SamplingParams
-from dspark_mlx.text import encode_chat
 
 pytestmark = pytest.mark.real_model
 

@@ -26,9 +26,9 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 from toys import MODELS, VOCAB, prompt
 
+from dspark_mlx.draft import LookupProposer
 from dspark_mlx.errors import CacheError, DsparkError, UsageError
 from dspark_mlx.events import StepDone
-from dspark_mlx.propose import LookupProposer
 from dspark_mlx.request import Cuts, Request, SamplingParams
 
 COUNT = 28

@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from mlx_lm.generate import generate_step
 from toys import MODELS, VOCAB, hybrid_toy, prompt
 
-from dspark_mlx import cache
-from dspark_mlx.cache import QuantizedRowsKV, RowsKV
+from dspark_mlx.draft import LookupProposer
 from dspark_mlx.errors import CacheError, DsparkError
 from dspark_mlx.loading import choose_method
-from dspark_mlx.propose import LookupProposer
-from dspark_mlx.rows import Rows
-from dspark_mlx.target import Target
+from dspark_mlx.model import cache
+from dspark_mlx.model.cache import QuantizedRowsKV, RowsKV
+from dspark_mlx.model.rows import Rows
+from dspark_mlx.model.target import Target
 
 KINDS = [(kind, None) for kind in MODELS] + [("llama", 8), ("llama-window", 8), ("gemma3", 4)]
 

@@ -37,11 +37,11 @@ from mlx_lm.models import (
 )
 from toys import MODELS, _lively, hybrid_toy, llama_toy, prompt, qwen3_toy
 
-from dspark_mlx.drafter.pairing import check_pairing
+from dspark_mlx.draft import LookupProposer
+from dspark_mlx.draft.dspark.pairing import check_pairing
 from dspark_mlx.errors import CacheError, DsparkError, ModelError, PairingError
-from dspark_mlx.propose import LookupProposer
-from dspark_mlx.taps import BEGIN_EVERY
-from dspark_mlx.target import Target
+from dspark_mlx.model.taps import BEGIN_EVERY
+from dspark_mlx.model.target import Target
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,

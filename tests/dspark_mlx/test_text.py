@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from toys import ToyTokenizer
 from transformers import PreTrainedTokenizerFast
 
+from dspark_mlx.engine.text import StreamDecoder, TextStream, encode_chat, encode_text
 from dspark_mlx.errors import ModelError, UsageError
-from dspark_mlx.text import StreamDecoder, TextStream, encode_chat, encode_text
 
 PIECES = st.sampled_from(
     [p.encode() for p in ("a", " ", "é", "你", "😀", "👩🏽‍🚀", "\u200d", "\ufffd", "ﷺ")]

@@ -14,7 +14,7 @@ from mlx_lm.generate import generate_step
 from toys import llama_toy
 
 from dspark_mlx import stream_generate
-from dspark_mlx.target import Target
+from dspark_mlx.model.target import Target
 
 PROMPT, COUNT = [5, 6, 7], 40
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspark_mlx.model.sampling import choose
+from dspark_mlx.model.verify import RowSpec, verify
 from dspark_mlx.request import SamplingParams
-from dspark_mlx.sampling import choose
-from dspark_mlx.verify import RowSpec, verify
 
 V = 9
 GREEDY = SamplingParams()

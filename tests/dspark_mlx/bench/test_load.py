@@ -15,14 +15,7 @@ import pytest
 from dspark_mlx.bench import load, response
 from dspark_mlx.bench.load import CompetingLoad, LoadSpec, import_environment, parse_load
 from dspark_mlx.bench.prompts import Prompt
-from dspark_mlx.bench.response import (
-    PHASES,
-    SETTLE,
-    Point,
-    Response,
-    respond,
-    rounds_to_move,
-)
+from dspark_mlx.bench.response import PHASES, SETTLE, Point, Response, respond, rounds_to_move
 from dspark_mlx.bench.runner import encode
 from dspark_mlx.bench.sides import EngineSide
 from dspark_mlx.bench.variants import Variant

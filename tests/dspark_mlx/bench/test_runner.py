@@ -22,8 +22,8 @@ from dspark_mlx.bench.variants import Variant
 from dspark_mlx.errors import DsparkError, UsageError
 from dspark_mlx.events import StepDone
 from dspark_mlx.loading import Pair
+from dspark_mlx.model.target import Target
 from dspark_mlx.schedule import make_policy
-from dspark_mlx.target import Target
 
 
 def compare(session: Session, prompts: list[Prompt], **options):

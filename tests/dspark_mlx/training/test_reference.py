@@ -11,8 +11,8 @@ import pytest
 from drafter_toys import DRAFTERS, NAMES
 from mlx.utils import tree_flatten
 
-from dspark_mlx.drafter.load import load_drafter
-from dspark_mlx.drafter.model import Drafter
+from dspark_mlx.draft.dspark.load import load_drafter
+from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.training.blocks import Blocks, make_blocks
 from dspark_mlx.training.loss import Losses, dspark_loss, expected_accepted, slot_weights
 from dspark_mlx.training.options import LossWeights

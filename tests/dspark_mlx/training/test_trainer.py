@@ -17,9 +17,9 @@ from toys import ToyTokenizer
 from training_toys import answers, chain_model, model_config, toy_options, write_jsonl
 
 from dspark_mlx.commands import train as command
-from dspark_mlx.drafter.load import load_drafter
+from dspark_mlx.draft.dspark.load import load_drafter
 from dspark_mlx.errors import ModelError, UsageError
-from dspark_mlx.target import Target
+from dspark_mlx.model.target import Target
 from dspark_mlx.training import checkpoint, session
 from dspark_mlx.training.checkpoint import list_checkpoints, load_checkpoint
 from dspark_mlx.training.options import LossWeights, TrainOptions

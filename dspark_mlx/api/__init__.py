@@ -1,0 +1,1 @@
+"""The functions of mlx-lm's API, on the engine: load, generate, stream, batch."""
