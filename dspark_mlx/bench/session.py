@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from .. import sources
 from ..errors import UsageError
-from ..loading import PRICED, LoadOptions, Pair, Report, choose_method, load_pair
+from ..loading import PRICED, LoadOptions, Pair, Report, choose_method, load_pair, make_engine
 from ..profiling import device_name, load_or_profile
 from ..registry import ModelEntry, Registry
 from ..schedule import make_policy
@@ -25,7 +25,7 @@ from .prompts import Prompt
 from .response import Response, respond
 from .result import Results
 from .runner import Plan, Progress, Runner, encode
-from .sides import CLOCKS, EngineSide, make_engine
+from .sides import CLOCKS, EngineSide
 from .variants import Variant, variants
 
 
@@ -52,7 +52,7 @@ class Session:
     def methods(self, asked: Sequence[str] | None) -> list[str]:
         """``asked``, if all of them can be had; None: all that can."""
         if asked is None:
-            return ["none", *(p.name for p in self.pair.proposers())]
+            return ["none", *(p.spec.name for p in self.pair.proposers())]
         for method in asked:
             choose_method(self.pair.target, self.pair.drafter, method, self.pair.reason)  # type: ignore[arg-type]
         return list(asked)
@@ -76,7 +76,7 @@ class Session:
         if against and clock != "wall":
             raise UsageError("peers are timed by the wall's clock", "leave --clock out")
         rows = max(concurrency)
-        if rows > 1 and self.pair.target.factory.unsupported:
+        if rows > 1 and self.pair.target.rollback == "none":
             raise UsageError("this model serves one request at a time", "use --concurrency 1")
         chosen = variants(self.methods(methods), schedules)
         if any(variant.schedule in PRICED for variant in chosen):
@@ -128,15 +128,13 @@ class Session:
         if variant.schedule in PRICED:
             options["cost"] = self.cost(rows)
         policy = make_policy(variant.schedule, **options)
-        side = EngineSide(self.pair, variant, policy, rows, clock=CLOCKS[clock])
-        side.engine.cost = self._cost
-        return side
+        return EngineSide(self.pair, variant, policy, rows, clock=CLOCKS[clock], cost=self._cost)
 
     def cost(self, rows: int) -> CostModel:
         """What rounds cost here, measured if that was not done yet."""
         if self._cost is None:
             self._cost = load_or_profile(
-                make_engine(self.pair, make_policy("off"), max(8, rows)),
+                make_engine(self.pair, make_policy("off"), max_rows=max(8, rows), reuse=False),
                 self.entry.name,
                 self.drafter,
                 report=self.report,
@@ -149,7 +147,7 @@ class Session:
         """The name the drafter was found by, if there is one."""
         if self.pair.drafter is None:
             return None
-        return self.options.drafter or self.entry.drafter
+        return self.options.drafter_source or self.entry.drafter
 
     def about(self) -> dict[str, Any]:
         return {"model": self.entry.name, "drafter": self.drafter, "device": device_name()}
@@ -170,7 +168,7 @@ class Session:
     def _drafter_folder(self) -> str:
         if self.pair.drafter is None:
             return ""
-        named = self.options.drafter
+        named = self.options.drafter_source
         source = sources.parse(named) if named else self.entry.drafter_source
         folder = sources.on_disk(source, cache_dir=self.options.cache_dir) if source else None
         return str(folder or "")

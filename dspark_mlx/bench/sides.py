@@ -17,12 +17,10 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ..engine.engine import Engine
 from ..events import Finished
-from ..loading import Pair
+from ..loading import Pair, make_engine
 from ..request import Request, SamplingParams
-from ..schedule.load import LoadMonitor
-from ..schedule.load_probe import probe
+from ..schedule.cost import CostModel
 from ..schedule.policy import Policy
 from .energy import joules, joules_since
 from .gathered import Gathered
@@ -64,10 +62,18 @@ class EngineSide:
         *,
         prefill_chunk: int = 512,
         clock: Clock = time.perf_counter,
+        cost: CostModel | None = None,
     ) -> None:
         self.name = variant.label
         self._clock = clock
-        self.engine = make_engine(pair, policy, max_rows, prefill_chunk)
+        self.engine = make_engine(
+            pair,
+            policy,
+            max_rows=max_rows,
+            prefill_chunk=prefill_chunk,
+            reuse=False,  # every prompt is read anew
+            cost=cost,
+        )
         self._method = variant.method
         self._ids = itertools.count()
 
@@ -107,21 +113,3 @@ class EngineSide:
             raise
         mx.clear_cache()
         return dataclasses.replace(gathered.run(), joules=joules_since(before))
-
-
-def make_engine(
-    pair: Pair, policy: Policy, max_rows: int, prefill_chunk: int = 512, reuse: bool = False
-) -> Engine:
-    """An engine with proposers of its own; without ``reuse`` every prompt is read anew."""
-    return Engine(
-        pair.target,
-        pair.tokenizer,
-        pair.proposers(),
-        policy,
-        default_method=pair.method,
-        reason=pair.reason,
-        max_rows=max_rows,
-        prefill_chunk=prefill_chunk,
-        reuse=reuse,
-        monitor=LoadMonitor(probe, time.monotonic),
-    )

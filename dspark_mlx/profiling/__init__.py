@@ -52,10 +52,9 @@ def profile_engine(
     Takes about ``budget_seconds`` (None: by device). Raises ModelError for a
     model that cannot speculate, UsageError for an engine at work, Cancelled.
     """
-    if engine.target.factory.unsupported:
-        kinds = ", ".join(engine.target.factory.unsupported)
+    if engine.target.rollback == "none":
         raise ModelError(
-            f"this model's cache ({kinds}) cannot be rolled back, so nothing is drafted",
+            f"{engine.target.no_rollback_reason}, so nothing is drafted",
             "there is nothing to measure; it decodes plainly",
         )
     if engine.active:
@@ -85,7 +84,7 @@ def load_or_profile(
     in any case. A measurement that cannot be stored is used all the same, and
     reported as a Notice.
     """
-    if engine.target.factory.unsupported:
+    if engine.target.rollback == "none":
         return CostModel()
     key = cost_key(engine, model, drafter)
     path = profile_path(key, cache_dir)

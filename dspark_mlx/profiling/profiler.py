@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from ..draft import CopyingProposer, Proposer
+from ..draft import Proposer
+from ..draft.copying import CopyFirst
 from ..engine.engine import Engine
 from ..events import Event, Loading, Notice, StepDone
 from ..request import Request
@@ -57,10 +58,10 @@ class Profiler:
         self._device = device_name()
         # Copies cost nothing, and the text below repeats itself.
         self._proposers: dict[str, Proposer] = {
-            name: proposer.alone if isinstance(proposer, CopyingProposer) else proposer
+            name: proposer.inner if isinstance(proposer, CopyFirst) else proposer
             for name, proposer in engine.batch.proposers.items()
         }
-        self._blocks = {name: p.block for name, p in self._proposers.items()}
+        self._blocks = {name: p.spec.block for name, p in self._proposers.items()}
         self._first: dict[Shape, float] = {}
         self._samples: dict[Shape, list[float]] = {}
         self._seating: dict[tuple[int, int], float] = {}
@@ -80,7 +81,7 @@ class Profiler:
             overlap = self._overlap()
         finally:
             for proposer in self._proposers.values():
-                proposer.keep([])
+                proposer.filter([])
             mx.clear_cache()
         self._say(1.0)
         return self._cost(overhead=overhead, look=look, overlap=overlap, key=key)
@@ -99,10 +100,10 @@ class Profiler:
     def _choose(self, budget: float) -> list[Shape]:
         """The levels that fit into ``budget``; the first is measured whatever it costs."""
         contexts = [SHALLOW, DEEP]
-        limit = self.engine.intake.context_limit
+        limit = self.engine.prefiller.context_limit
         if limit:
             contexts = [c for c in contexts if c + 64 <= limit] or [max(1, limit // 2)]
-        if self._kv_bytes(contexts[-1]) > self.engine.intake.kv_limit / 2:
+        if self._kv_bytes(contexts[-1]) > self.engine.prefiller.kv_limit / 2:
             contexts = contexts[:1]
         first, *levels = grid(self.engine.max_rows, self._blocks, contexts)
         self._pass(first)
@@ -158,11 +159,13 @@ class Profiler:
 
     def _price_of_a_look(self) -> float:
         """Extra seconds of a round that reads its confidences before verifying."""
-        proposer = self._proposers.get(self.engine.intake.default_method)
-        if proposer is None or not proposer.taps:  # its drafts are on the host: nothing to wait for
+        proposer = self._proposers.get(self.engine.prefiller.default_method)
+        if (
+            proposer is None or proposer.spec.host_only
+        ):  # its drafts are on the host: nothing to wait for
             return 0.0
         looks = Looks()
-        one = self._cost().seconds(1, proposer.block + 1, SHALLOW)
+        one = self._cost().seconds(1, proposer.spec.block + 1, SHALLOW)
         for _ in self._rounds(looks, self._affordable(LOOK_ROUNDS, LOOK_SHARE, one)):
             pass
         return looks.price
@@ -199,11 +202,11 @@ class Profiler:
             old.tokenizer,
             list(self._proposers.values()),
             policy,
-            default_method=old.intake.default_method,
+            default_method=old.prefiller.default_method,
             max_rows=1,
             reuse=False,
         )
-        limit = old.intake.context_limit
+        limit = old.prefiller.context_limit
         tokens = tuple(1 + k % 4 for k in range(min(16, limit // 2 or 1) if limit else 16))
         # More than these rounds can write: those at a reply's end are shorter than others.
         most = (count + 1) * (1 + max(self._blocks.values(), default=0))
