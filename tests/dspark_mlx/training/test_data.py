@@ -11,7 +11,7 @@ from toys import VOCAB, ToyTokenizer
 
 from dspark_mlx.errors import UsageError
 from dspark_mlx.training import data
-from dspark_mlx.training.vocab import count_ids, hot_vocabulary
+from dspark_mlx.training.new_drafter import count_ids, hot_vocabulary
 
 TOKENIZER = ToyTokenizer()
 
@@ -125,7 +125,7 @@ def test_no_prompt_is_both_trained_on_and_held_out() -> None:
 
 
 def test_the_hot_vocabulary_keeps_the_most_frequent_and_the_demanded() -> None:
-    sample = data.Sample(np.array([9, 5, 5, 5, 7, 7, 8]), 1, "k")
+    sample = data.TrainingSample(np.array([9, 5, 5, 5, 7, 7, 8]), 1, "k")
     counts = count_ids([sample], 12)
     ids, covered = hot_vocabulary(counts, 3, always=[11])
     assert ids.tolist() == [5, 7, 11]

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from dspark_mlx.training.loss import divergences, dspark_loss
-from dspark_mlx.training.options import LossWeights
+from dspark_mlx.training.train_options import LossWeights
 
 
 def inputs(seed: int = 0, slots: int = 7, vocab: int = 11) -> tuple[mx.array, mx.array, mx.array]:
