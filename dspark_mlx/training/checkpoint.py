@@ -64,7 +64,7 @@ def save_checkpoint(
     folder: Path,
     drafter: nn.Module,
     optimizer_state: Any,
-    hot_ids: np.ndarray | None,
+    vocab_ids: np.ndarray | None,
     state: dict[str, Any],
     keep: int = 2,
 ) -> Path:
@@ -75,8 +75,8 @@ def save_checkpoint(
     weights = flat_arrays(drafter.trainable_parameters())
     tensors = {f"model.{k}": v for k, v in weights.items()}
     tensors |= {f"optimizer.{k}": v for k, v in flat_arrays(optimizer_state).items()}
-    if hot_ids is not None:
-        tensors["hot_ids"] = mx.array(hot_ids)
+    if vocab_ids is not None:
+        tensors["hot_ids"] = mx.array(vocab_ids)
     path = folder / f"step-{state['step']:07d}.safetensors"
     scratch = folder / f".saving-{os.getpid()}.safetensors"
     try:
@@ -116,8 +116,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, mx.array], np
         raise ModelError(
             f"checkpoint {path} is damaged: {error}", "delete it to resume from the one before"
         ) from None
-    hot = tensors.pop("hot_ids", None)
-    return state, tensors, None if hot is None else np.array(hot)
+    ids = tensors.pop("hot_ids", None)
+    return state, tensors, None if ids is None else np.array(ids)
 
 
 def subtree(tensors: dict[str, mx.array], prefix: str) -> Any:

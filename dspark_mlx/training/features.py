@@ -2,7 +2,7 @@
 
 For every position: the tapped hidden states, which the drafter reads; the last
 hidden state after the final norm and the log of the softmax's denominator over
-the *whole* vocabulary, from which the teacher's distribution over any hot
+the *whole* vocabulary, from which the teacher's distribution over any draft
 vocabulary follows. A bounded cache on disk may keep them (float16) for the
 passes after the first; without one every pass runs the target again.
 """
@@ -47,20 +47,20 @@ class Features:
 class Teacher:
     """The target's output head over all ids, and over the draft vocabulary."""
 
-    def __init__(self, target: Target, hot_ids: np.ndarray | None) -> None:
+    def __init__(self, target: Target, vocab_ids: np.ndarray | None) -> None:
         from ..draft.dspark.network import TiedHead
 
         whole: Any = target.lm_head
         if whole is None:
             whole = TiedHead(target.embed_tokens)
         self.whole: Any = whole
-        self.hot: Any = whole if hot_ids is None else take_rows(whole, mx.array(hot_ids))
+        self.draft: Any = whole if vocab_ids is None else take_rows(whole, mx.array(vocab_ids))
         text = target.config.get("text_config", target.config)
         self.softcap: float | None = text.get("final_logit_softcapping")
 
-    def logits(self, final: mx.array, *, hot: bool = False) -> mx.array:
+    def logits(self, final: mx.array, *, draft: bool = False) -> mx.array:
         """``final (..., H)`` to float32 logits over all ids, or over the draft vocabulary."""
-        out: mx.array = (self.hot if hot else self.whole)(final).astype(mx.float32)
+        out: mx.array = (self.draft if draft else self.whole)(final).astype(mx.float32)
         return out if self.softcap is None else mx.tanh(out / self.softcap) * self.softcap
 
     def check(self, target: Target, taps: Sequence[int]) -> None:

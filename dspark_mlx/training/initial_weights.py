@@ -118,14 +118,14 @@ def _principal_components(taps: np.ndarray, hidden: int) -> np.ndarray:
 
 
 def bigram_factors(
-    samples: Sequence[TrainingSample], vocab_size: int, hot_ids: np.ndarray | None, rank: int
+    samples: Sequence[TrainingSample], vocab_size: int, vocab_ids: np.ndarray | None, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """``W1 (V, R)`` and ``W2 (Vd, R)`` with ``W1 W2^T`` close to ``log p(next | previous)``.
 
     The smoothed distribution is counted in the answers, and each entry of the table weighted by
     how often it matters. Rare previous tokens share a row.
     """
-    columns = np.arange(vocab_size) if hot_ids is None else hot_ids
+    columns = np.arange(vocab_size) if vocab_ids is None else vocab_ids
     to_column = np.full(vocab_size, -1)
     to_column[columns] = np.arange(len(columns))
     before = np.concatenate([s.tokens[s.start - 1 : -1] for s in samples])

@@ -4,8 +4,8 @@
 each the mean over valid slots weighted ``exp(-(k - 1) / 4)`` for slot k = 1..G.
 ``1 - L1 / 2`` is the chance that verification accepts a token of the slot.
 
-With a hot vocabulary the teacher's distribution keeps the mass it puts outside:
-the drafter can give none of it there, so all of it counts in L1.
+With a draft vocabulary the target's distribution keeps its mass outside of it: the drafter can
+put none there, so all of that mass counts in L1.
 """
 
 from __future__ import annotations

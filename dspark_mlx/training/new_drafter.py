@@ -32,24 +32,26 @@ def fresh_drafter(
 ) -> tuple[Drafter, np.ndarray | None]:
     """A new drafter for ``target`` and its draft vocabulary ``(Vd,)``; None for all ids."""
     counts = count_ids(samples, target.vocab_size)
-    hot_ids = None
+    vocab_ids = None
     if options.draft_vocab is not None and options.draft_vocab < target.vocab_size:
         always = sorted(getattr(tokenizer, "eos_token_ids", None) or [])
-        hot_ids, covered = hot_vocabulary(counts, options.draft_vocab, always)
-        say(f"draft vocabulary: {len(hot_ids):,} ids cover {covered:.2%} of the answers' tokens")
+        vocab_ids, covered = draft_vocabulary(counts, options.draft_vocab, always)
+        say(f"draft vocabulary: {len(vocab_ids):,} ids cover {covered:.2%} of the answers' tokens")
     config = new_config(
         target,
         options,
         mask_token_id=choose_mask_token(tokenizer, counts, target.vocab_size),
-        draft_vocab_size=None if hot_ids is None else len(hot_ids),
+        draft_vocab_size=None if vocab_ids is None else len(vocab_ids),
     )
     text, factors = None, None
     if options.init != "random":
         text = text_sample(samples)
         if options.head != "rnn" and options.rank:  # a table alone does not make an rnn's bias
-            factors = bigram_factors(samples, target.vocab_size, hot_ids, options.rank)
-    drafter = build_drafter(config, target, hot_ids, seed=options.seed, text=text, bigrams=factors)
-    return drafter, hot_ids
+            factors = bigram_factors(samples, target.vocab_size, vocab_ids, options.rank)
+    drafter = build_drafter(
+        config, target, vocab_ids, seed=options.seed, text=text, bigrams=factors
+    )
+    return drafter, vocab_ids
 
 
 def trained_drafter(
@@ -74,7 +76,7 @@ def trained_drafter(
 def build_drafter(
     config: DrafterConfig,
     target: Target,
-    hot_ids: np.ndarray | None,
+    vocab_ids: np.ndarray | None,
     *,
     seed: int,
     text: mx.array | None = None,
@@ -88,8 +90,8 @@ def build_drafter(
     """
     mx.random.seed(seed)
     drafter: Any = Drafter(config)
-    if hot_ids is not None:
-        drafter.set_draft_vocabulary(mx.array(hot_ids))
+    if vocab_ids is not None:
+        drafter.set_draft_vocabulary(mx.array(vocab_ids))
     attach_target(drafter, target)
     if (head := drafter.markov_head) is not None:
         # Better no bias at first than the bias of a random table.
@@ -189,7 +191,7 @@ def count_ids(samples: Sequence[TrainingSample], vocab_size: int) -> np.ndarray:
     return counts
 
 
-def hot_vocabulary(
+def draft_vocabulary(
     counts: np.ndarray, size: int, always: Iterable[int] = ()
 ) -> tuple[np.ndarray, float]:
     """The ``size`` most frequent ids in rising order, ``always`` among them; and their coverage.

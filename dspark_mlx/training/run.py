@@ -68,19 +68,19 @@ def train_drafter(
 
     found, target_name = list_checkpoints(out / "checkpoints"), model_fingerprint(model)
     if found:
-        kept, _, hot_ids = load_checkpoint(found[-1])
+        kept, _, vocab_ids = load_checkpoint(found[-1])
         check_same_run(kept["options"], options)
         if kept.get("target", target_name) != target_name:
             raise UsageError(f"the run in {out} is of another model", "give another --out")
         shape = DrafterConfig.from_dict(kept["drafter"])
         # With any weights: those of the checkpoint replace them.
-        drafter = build_drafter(shape, target, hot_ids, seed=options.seed)
+        drafter = build_drafter(shape, target, vocab_ids, seed=options.seed)
     elif options.start_from:
-        drafter, hot_ids = trained_drafter(options, target, say)
+        drafter, vocab_ids = trained_drafter(options, target, say)
     else:
-        drafter, hot_ids = fresh_drafter(options, target, tokenizer, training, say)
+        drafter, vocab_ids = fresh_drafter(options, target, tokenizer, training, say)
     taps = drafter.config.target_layer_ids
-    teacher = Teacher(target, hot_ids)
+    teacher = Teacher(target, vocab_ids)
     teacher.check(target, taps)
     cache = None
     if cache_bytes:
@@ -93,7 +93,7 @@ def train_drafter(
             f"be {whole / 1e9:.1f} GB"
         )
     source = FeatureSource(target, taps, teacher, cache)
-    computer = StepComputer(drafter, source, options.loss, hot_ids, target.vocab_size)
+    computer = StepComputer(drafter, source, options.loss, vocab_ids, target.vocab_size)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -105,7 +105,7 @@ def train_drafter(
         held,
         options,
         out,
-        hot_ids=hot_ids,
+        vocab_ids=vocab_ids,
         group=group,
         save_dtype=save_dtype,
         on_step=log.step if first else _silent,

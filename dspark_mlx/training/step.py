@@ -98,15 +98,15 @@ class StepComputer:
         drafter: Drafter,
         source: FeatureSource,
         scale: LossWeights,
-        hot_ids: np.ndarray | None,
+        vocab_ids: np.ndarray | None,
         vocab_size: int,
     ) -> None:
         self.drafter: Any = drafter  # mlx does not type the methods of a module
         self.source, self.scale = source, scale
         self.to_draft = np.arange(vocab_size, dtype=np.int32)
-        if hot_ids is not None:
+        if vocab_ids is not None:
             self.to_draft = np.full(vocab_size, -1, dtype=np.int32)
-            self.to_draft[hot_ids] = np.arange(len(hot_ids))
+            self.to_draft[vocab_ids] = np.arange(len(vocab_ids))
         self._grad: Any = nn.value_and_grad(drafter, self._total)
 
     def gradient(self, batch: MicroBatch, normalizer: float) -> tuple[Losses, Any]:
@@ -155,7 +155,7 @@ class StepComputer:
         unique, inverse = np.unique(flat.reshape(-1, width)[real], return_inverse=True)
         final = features.final.reshape(-1, hidden)[mx.array(unique)]
         norm = features.log_norm.reshape(-1)[mx.array(unique)]
-        logits = self.source.teacher.logits(final, hot=True)
+        logits = self.source.teacher.logits(final, draft=True)
         # Slots that do not count may have no norm: they must stay finite all the same.
         teacher = mx.exp(mx.minimum(logits - norm[:, None], 0.0))
         return mx.stop_gradient(teacher)[mx.array(inverse.reshape(-1).astype(np.int32))]

@@ -54,7 +54,7 @@ class Trainer:
         options: TrainOptions,
         out: Path,
         *,
-        hot_ids: np.ndarray | None = None,
+        vocab_ids: np.ndarray | None = None,
         group: Any | None = None,
         save_dtype: mx.Dtype = mx.bfloat16,
         on_step: Callable[[StepReport], None] = lambda report: None,
@@ -62,7 +62,7 @@ class Trainer:
         on_message: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.computer, self.train, self.options, self.out = computer, list(train), options, out
-        self.hot_ids, self.group, self.save_dtype = hot_ids, group, save_dtype
+        self.vocab_ids, self.group, self.save_dtype = vocab_ids, group, save_dtype
         self.on_step, self.on_validation, self.on_message = on_step, on_validation, on_message
         self.drafter = computer.drafter
         self.world = 1 if group is None else group.size()
@@ -188,7 +188,7 @@ class Trainer:
             kept = asdict(self.state) | {"options": self.options.to_dict()}
             kept["drafter"] = self.drafter.config.to_dict()
             save_checkpoint(
-                self.checkpoints, self.drafter, self.optimizer.state, self.hot_ids, kept
+                self.checkpoints, self.drafter, self.optimizer.state, self.vocab_ids, kept
             )
 
     def export(self) -> None:

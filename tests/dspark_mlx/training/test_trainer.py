@@ -312,10 +312,10 @@ def test_the_first_table_says_what_follows_what() -> None:
             sure = rng.random() < 0.9
             text.append(int(follow[text[-1] - 4]) if sure else int(rng.integers(4, 24)))
         samples.append(TrainingSample(np.array(text, np.int32), 1, "k"))
-    hot = np.arange(4, 24)
-    w1, w2 = bigram_factors(samples, 30, hot, 20)
+    ids = np.arange(4, 24)
+    w1, w2 = bigram_factors(samples, 30, ids, 20)
     assert w1.shape == (30, 20) and w2.shape == (20, 20)
-    said = hot[(w1 @ w2.T).argmax(-1)]
+    said = ids[(w1 @ w2.T).argmax(-1)]
     assert np.array_equal(said[4:24], follow)
     assert np.isfinite(w1).all() and np.isfinite(w2).all()
     unseen = w1[0]  # shares the row of tokens in general
