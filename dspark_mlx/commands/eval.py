@@ -103,7 +103,7 @@ def summary(rounds: Sequence[PlayedRound], block: int) -> dict[str, Any]:
     if not rounds:
         raise UsageError("no round was played: every reply ended at once")
     cells = []
-    for domain in [*sorted({r.domain for r in rounds}), "all"]:
+    for domain in [*sorted({r.domain for r in rounds} - {"all"}), "all"]:
         for temperature in sorted({r.temperature for r in rounds}):
             chosen = [
                 r for r in rounds if domain in (r.domain, "all") and r.temperature == temperature

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from ..events import CostTable, Loading, Notice
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
 _WORDS = {
     "download": "fetching",
     "convert": "converting",
     "load": "loading",
+    "check": "checking",
     "profile": "measuring",
 }
 _REDRAW_SECONDS = 0.1
@@ -60,8 +61,11 @@ class ProgressLine:
         self._drawn_at = now
         if self._progress is None:
             self._progress = _start()
-        bar = {"total": total, "completed": done} if total else {"total": None}
-        self._progress.update(self._progress.task_ids[0], description=line, refresh=True, **bar)
+        self._progress.columns = _columns(bar=bool(total))
+        task = self._progress.task_ids[0]
+        self._progress.update(
+            task, description=line, completed=done, total=total or None, refresh=True
+        )
 
     def clear(self) -> None:
         """Take the line away, for other text to be written."""
@@ -70,20 +74,25 @@ class ProgressLine:
             self._progress, self._drawn_at = None, 0.0
 
 
+def _columns(bar: bool) -> tuple[ProgressColumn, ...]:
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    return (text, BarColumn(), TaskProgressColumn()) if bar else (text,)
+
+
 def _start() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import Progress
 
     progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
         console=Console(stderr=True),
         transient=True,
         auto_refresh=False,
         redirect_stdout=False,
         redirect_stderr=False,
     )
+    progress.columns = ()
     progress.add_task("", total=None)
     progress.start()
     return progress

@@ -78,13 +78,15 @@ def evaluation_engine(
     """An engine that verifies whole drafts, ``rows`` replies together, and its drafter.
 
     Without ``calibrated`` the drafter drafts alone, and its confidences are not calibrated.
+    Raises UsageError where there is no drafter.
     """
     options = dataclasses.replace(
-        options, method="dspark", max_rows=rows, copy=options.copy and calibrated
+        options, method="auto", max_rows=rows, copy=options.copy and calibrated
     )
     entry = Registry.load().resolve(options.model)
     pair = load_pair(entry, options)
-    assert pair.drafter is not None  # --method dspark has been refused without one
+    if pair.drafter is None or pair.method != "dspark":
+        raise UsageError(f"there is no drafter to test: {pair.reason}", "name one with --drafter")
     network: Drafter = pair.drafter.network
     if not calibrated:
         network.calibration = None
