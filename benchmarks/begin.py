@@ -40,9 +40,9 @@ def main() -> None:
     def step(width: int, every: int) -> float:
         tokens = mx.full((1, width), 1, dtype=mx.int32)
         mx.eval(tokens)
-        taps.BEGIN_EVERY = every or 1
+        taps.EAGER_LAYERS = every or 1
         began = time.perf_counter()
-        logits, _ = target.forward(tokens, rows, begin=mx.async_eval if every else None)
+        logits, _ = target.forward(tokens, rows, eager=mx.async_eval if every else None)
         mx.eval(mx.argmax(logits, axis=-1), *rows.arrays)
         took = time.perf_counter() - began
         rows.trim_to([CONTEXT])
