@@ -1,13 +1,12 @@
 """From a model's name to an engine: find, load, check, pair, choose a method.
 
-The one place that decides what ``auto`` means for a model and says why. What is
-asked for by name and cannot be had is refused.
+The one place that decides what ``auto`` means for a model and says why, and the
+one place that makes engines to serve with. What is asked for by name and cannot
+be had is refused.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -15,22 +14,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import mlx.core as mx
 import psutil
-from mlx_lm.utils import load_model, load_tokenizer, maybe_set_recommended_wired_limit
+from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from . import sources
-from .draft import CopyingProposer, DSparkProposer, LookupProposer, Proposer
-from .draft.dspark.load import load_drafter
-from .draft.dspark.network import Drafter
+from .draft import Proposer
+from .draft.copying import CopyFirst
+from .draft.lookup import LookupProposer
+from .draft.registry import LoadedDrafter, load_for
 from .engine.engine import Engine
-from .errors import DsparkError, ModelError, UsageError
+from .errors import DsparkError, UsageError
 from .events import CostTable, Loaded, Loading, Notice
-from .model.target import Target, to_float
+from .model.load import load_target
+from .model.target import Target
 from .profiling import load_or_profile
 from .registry import ModelEntry, Registry
 from .request import METHODS, Method
-from .schedule import CostModel, Off, make_policy
+from .schedule import CostModel, Off, Policy, make_policy
 from .schedule.load import LoadMonitor
 from .schedule.load_probe import probe
 
@@ -38,23 +38,25 @@ Report: TypeAlias = Callable[[Loading | Notice | CostTable], None]
 
 PRICED = ("auto", "early-stop", "lagged")  # schedules that weigh what a round costs
 KV_SHARE = 0.25  # of the machine's memory, for KV caches
-DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+FROM_FILES = ("dspark", "draft")  # methods that need a drafter's files
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How to load. ``drafter``: a folder, Hub id or "none"; None takes the registry's.
 
+    ``draft_model``: the same for a small language model as the drafter.
     ``dtype``: "auto" keeps a model as it is on Metal and makes it float32 on
     the CPU. ``kv_bytes`` bounds the KV caches (None: a quarter of the memory).
     ``policy`` are the options of ``make_policy``. ``profile`` measures what
     rounds cost here, unless that is stored already or the schedule needs no prices.
-    ``copy``: where the text repeats itself the drafter's place is taken by a copy of up to
-    ``lookup_block`` tokens of what followed before.
+    ``copy``: where the text repeats itself, up to ``lookup_block`` tokens of what
+    followed before are copied in place of a draft.
     """
 
     model: str
     drafter: str | None = None
+    draft_model: str | None = None
     method: Method = "auto"
     schedule: str = "auto"
     policy: dict[str, Any] = field(default_factory=dict)
@@ -71,8 +73,15 @@ class LoadOptions:
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.drafter is not None and self.draft_model is not None:
+            raise UsageError("give a drafter or a draft model, not both")
         if self.cache_dir is not None:  # a plain string does as well
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+
+    @property
+    def drafter_source(self) -> str | None:
+        """What was named to draft with, of either kind."""
+        return self.draft_model or self.drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,7 @@ class Pair:
 
     target: Target
     tokenizer: Any
-    drafter: Drafter | None
+    drafter: LoadedDrafter | None
     method: str
     reason: str
     lookup_block: int = 8
@@ -92,13 +101,32 @@ class Pair:
 
     def proposers(self) -> list[Proposer]:
         """Fresh proposers, for one engine."""
-        if self.target.factory.unsupported:
+        if self.target.rollback == "none":
             return []
         found: list[Proposer] = [LookupProposer(self.lookup_block)]
         if self.drafter is not None:
-            drafter = DSparkProposer(self.drafter, self.target.vocab_size)
-            found.insert(0, CopyingProposer(drafter, self.lookup_block) if self.copy else drafter)
+            drafter = self.drafter.make()
+            found.insert(0, CopyFirst(drafter, self.lookup_block) if self.copy else drafter)
         return found
+
+
+def make_engine(pair: Pair, policy: Policy, *, tokenizer: Any = None, **options: Any) -> Engine:
+    """An engine for ``pair`` with proposers of its own. ``options`` are ``Engine``'s.
+
+    ``tokenizer`` takes the place of the pair's.
+    """
+    defaults: dict[str, Any] = {
+        "default_method": pair.method,
+        "reason": pair.reason,
+        "monitor": LoadMonitor(probe, time.monotonic),
+    }
+    return Engine(
+        pair.target,
+        tokenizer or pair.tokenizer,
+        pair.proposers(),
+        policy,
+        **{**defaults, **options},
+    )
 
 
 def load_engine(
@@ -111,10 +139,12 @@ def load_engine(
     entry = Registry.load().resolve(options.model)
     pair = load_pair(entry, options, report, cancel)
     maybe_set_recommended_wired_limit()
-    engine = new_engine(pair, options, entry.thinking if pair.drafter is not None else None)
-    cost = measure(engine, entry, options, report, cancel)
-    engine.cost = cost
-    engine.policy = make_policy(options.schedule, cost=cost, **options.policy)
+    cost = measure(pair, entry, options, report, cancel)
+    policy = make_policy(options.schedule, cost=cost, **options.policy)
+    thinking = entry.thinking if pair.drafter is not None else None
+    engine = make_engine(
+        pair, policy, cost=cost, thinking=thinking, **engine_options(pair, options)
+    )
     active = engine.batch.proposers.get(pair.method)
     loaded = Loaded(
         model=entry.name,
@@ -122,31 +152,158 @@ def load_engine(
         method=pair.method,
         reason=pair.reason,
         schedule=engine.policy.name,
-        block=active.block if active else 0,
-        context_limit=engine.intake.context_limit,
+        block=active.spec.block if active else 0,
+        context_limit=engine.prefiller.context_limit,
         weight_bytes=pair.target.weight_bytes,
         plain_tps=1.0 / cost.plain(1) if cost is not None else None,
     )
     return engine, loaded
 
 
-def ensure_here(
+def engine_options(pair: Pair, options: LoadOptions) -> dict[str, Any]:
+    """The options of an ``Engine`` that ``options`` ask for."""
+    context = pair.target.context_limit
+    if options.context:
+        context = min(options.context, context or options.context)
+    return {
+        "max_rows": options.max_rows,
+        "prefill_chunk": options.prefill_chunk,
+        "context_limit": context,
+        "kv_limit": options.kv_bytes or int(psutil.virtual_memory().total * KV_SHARE),
+    }
+
+
+def measure(
+    pair: Pair,
+    entry: ModelEntry,
+    options: LoadOptions,
+    report: Report = lambda event: None,
+    cancel: threading.Event | None = None,
+) -> CostModel | None:
+    """What rounds cost here, from the store or measured now; None where nothing needs it."""
+    engine = make_engine(pair, Off(), **engine_options(pair, options))
+    active = engine.batch.proposers.get(pair.method)
+    if not options.profile or options.schedule not in PRICED or active is None:
+        return None
+    cost = load_or_profile(
+        engine,
+        entry.name,
+        drafter_name(entry, options),
+        report=report,
+        cancel=cancel,
+        cache_dir=options.cache_dir,
+    )
+    report(cost.to_event(range(1, engine.max_rows + 1), active.spec.block, active.spec.name))
+    return cost
+
+
+def drafter_name(entry: ModelEntry, options: LoadOptions) -> str | None:
+    """What the drafter was named by: the options, or the registry."""
+    return options.drafter_source or entry.drafter
+
+
+def ensure_on_disk(
     options: LoadOptions,
     report: Report = lambda event: None,
     cancel: threading.Event | None = None,
 ) -> None:
-    """Have what ``options`` name on disk. Raises DsparkError as ``load_engine`` would.
+    """Fetch what ``options`` name. Raises DsparkError as ``load_engine`` would.
 
-    For those who drop one model for another: not before the other can be had.
+    For a caller that drops one model for another: not before the other can be had.
     """
     make_policy(options.schedule, **options.policy)
     entry = Registry.load().resolve(options.model)
     _fetch_target(entry, options, report, cancel)
-    if options.drafter not in (None, "none"):
-        source = sources.parse(str(options.drafter))
-        sources.fetch(
-            source, role="drafter", cache_dir=options.cache_dir, report=report, cancel=cancel
+    if options.drafter_source not in (None, "none"):
+        _fetch_drafter(sources.parse(str(options.drafter_source)), options, report, cancel)
+
+
+def load_pair(
+    entry: ModelEntry,
+    options: LoadOptions,
+    report: Report = lambda event: None,
+    cancel: threading.Event | None = None,
+) -> Pair:
+    """Fetch and load target and drafter of ``entry``."""
+    folder = _fetch_target(entry, options, report, cancel)
+    report(Loading("load", 0, 1, entry.name))
+    target, tokenizer = load_target(folder, dtype=options.dtype, kv_bits=options.kv_bits)
+    drafter, why = _find_drafter(entry, target, tokenizer, options, report, cancel)
+    method, reason = choose_method(target, drafter, options.method, why)
+    report(Loading("check", 0, 1, entry.name))
+    target.check(drafter.taps if drafter else ())
+    report(Loading("check", 1, 1, entry.name))
+    return Pair(target, tokenizer, drafter, method, reason, options.lookup_block, options.copy)
+
+
+def choose_method(
+    target: Target, drafter: LoadedDrafter | None, asked: Method, why_no_drafter: str
+) -> tuple[str, str]:
+    """What ``asked`` means for this pair, and why. Raises UsageError where it cannot be had."""
+    if asked not in METHODS:
+        raise UsageError(f"no method named {asked!r}", f"choose one of {', '.join(METHODS)}")
+    blocked = target.no_rollback_reason
+    if blocked and asked not in ("auto", "none"):
+        raise UsageError(
+            f"--method {asked} is not possible: {blocked}",
+            "use --method none",
         )
+    if asked in FROM_FILES and (drafter is None or drafter.method != asked):
+        why = f"the drafter here is for --method {drafter.method}" if drafter else why_no_drafter
+        flag = "--draft-model" if asked == "draft" else "--drafter"
+        raise UsageError(
+            f"--method {asked} needs a drafter of that kind: {why}",
+            f"name one with {flag}, or use --method lookup",
+        )
+    if asked != "auto":
+        return asked, "asked for"
+    if blocked:
+        return "none", blocked
+    if drafter is not None:
+        return drafter.method, "a drafter for this model is available"
+    return "lookup", why_no_drafter
+
+
+def _find_drafter(
+    entry: ModelEntry,
+    target: Target,
+    tokenizer: Any,
+    options: LoadOptions,
+    report: Report,
+    cancel: threading.Event | None,
+) -> tuple[LoadedDrafter | None, str]:
+    """The drafter, or None and why not. A drafter named by the user must load."""
+    named = options.drafter_source
+    if named == "none" or options.method in ("lookup", "none"):
+        return None, "no drafter was asked for"
+    source = sources.parse(named) if named else entry.drafter_source
+    if options.draft_model is not None:  # a model of the registry may be named as such
+        source = Registry.load().resolve(options.draft_model).target_source
+    if source is None:
+        return None, f"no drafter is known for {entry.name}"
+    if target.rollback == "none":
+        return None, target.no_rollback_reason
+    wanted = "draft" if options.draft_model is not None else None
+    if options.method in FROM_FILES:
+        wanted = options.method
+    try:
+        role = "target" if options.draft_model is not None else "drafter"
+        folder = _fetch_drafter(source, options, report, cancel, role)
+        drafter = load_for(
+            folder,
+            target,
+            tokenizer,
+            method=wanted,
+            quantize_bits=options.drafter_bits,
+            dtype=options.dtype,
+        )
+        return drafter, ""
+    except sources.Cancelled:
+        raise
+    except DsparkError as error:
+        if named or options.method in FROM_FILES:
+            raise
+        return None, f"its drafter is not usable: {error.message}"
 
 
 def _fetch_target(
@@ -161,177 +318,13 @@ def _fetch_target(
     )
 
 
-def new_engine(pair: Pair, options: LoadOptions, thinking: bool | None = None) -> Engine:
-    """An engine for ``pair`` that does not speculate yet: it has no policy but ``off``."""
-    context = pair.target.context_limit
-    if options.context:
-        context = min(options.context, context or options.context)
-    return Engine(
-        pair.target,
-        pair.tokenizer,
-        pair.proposers(),
-        Off(),
-        default_method=pair.method,
-        reason=pair.reason,
-        max_rows=options.max_rows,
-        prefill_chunk=options.prefill_chunk,
-        context_limit=context,
-        kv_limit=options.kv_bytes or int(psutil.virtual_memory().total * KV_SHARE),
-        thinking=thinking,
-        monitor=LoadMonitor(probe, time.monotonic),
-    )
-
-
-def measure(
-    engine: Engine,
-    entry: ModelEntry,
-    options: LoadOptions,
-    report: Report = lambda event: None,
-    cancel: threading.Event | None = None,
-) -> CostModel | None:
-    """What rounds cost here, from the store or measured now; None where nothing needs it."""
-    active = engine.batch.proposers.get(engine.intake.default_method)
-    if not options.profile or options.schedule not in PRICED or active is None:
-        return None
-    cost = load_or_profile(
-        engine,
-        entry.name,
-        drafter_name(entry, options),
-        report=report,
-        cancel=cancel,
-        cache_dir=options.cache_dir,
-    )
-    report(cost.to_event(range(1, engine.max_rows + 1), active.block, active.name))
-    return cost
-
-
-def drafter_name(entry: ModelEntry, options: LoadOptions) -> str | None:
-    return options.drafter or entry.drafter
-
-
-def load_pair(
-    entry: ModelEntry,
-    options: LoadOptions,
-    report: Report = lambda event: None,
-    cancel: threading.Event | None = None,
-) -> Pair:
-    """Fetch and load target and drafter of ``entry``."""
-    folder = _fetch_target(entry, options, report, cancel)
-    report(Loading("load", 0, 1, entry.name))
-    target, tokenizer = load_target(folder, options)
-    drafter, why = _find_drafter(entry, target, options, report, cancel)
-    method, reason = choose_method(target, drafter, options.method, why)
-    report(Loading("check", 0, 1, entry.name))
-    target.check(tuple(drafter.config.target_layer_ids) if drafter else ())
-    report(Loading("check", 1, 1, entry.name))
-    return Pair(target, tokenizer, drafter, method, reason, options.lookup_block, options.copy)
-
-
-def load_target(folder: Path, options: LoadOptions) -> tuple[Target, Any]:
-    """The model of a whole folder, and its tokenizer."""
-    size = sources.weight_bytes(folder)
-    memory = psutil.virtual_memory().total
-    if size > 0.9 * memory:
-        raise ModelError(
-            f"the weights in {folder} are {size / 1e9:.1f} GB; "
-            f"this machine has {memory / 1e9:.1f} GB of memory",
-            "choose a smaller or more strongly quantised model; see `dspark models`",
-        )
-    _check_json(folder / "generation_config.json")
-    try:
-        model, config = load_model(folder)
-        # Left unset, transformers asks, and runs a checkpoint's code on a yes.
-        never = {"trust_remote_code": False}
-        tokenizer = load_tokenizer(folder, never, eos_token_ids=config.get("eos_token_id"))
-    except DsparkError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"cannot load the model in {folder}: {_first_line(error)}",
-            "check that it is a text model mlx-lm knows and that its files are whole",
-        ) from error
-    # The context is checked when a prompt comes; transformers would warn of it besides.
-    once = getattr(tokenizer, "deprecation_warnings", {})
-    once["sequence-length-is-longer-than-the-specified-maximum"] = True
-    cpu = mx.default_device().type == mx.DeviceType.cpu
-    if cpu and shutil.which("g++") is None:
-        mx.disable_compile()  # on the CPU backend it calls a C++ compiler
-    name = options.dtype if options.dtype != "auto" else ("float32" if cpu else "")
-    if name:
-        if name not in DTYPES:
-            raise UsageError(f"no dtype named {name!r}", f"choose auto or {', '.join(DTYPES)}")
-        to_float(model, DTYPES[name])
-        mx.eval(model.parameters())
-    return Target(model, config, kv_bits=options.kv_bits), tokenizer
-
-
-def choose_method(
-    target: Target, drafter: Drafter | None, asked: Method, why_no_drafter: str
-) -> tuple[str, str]:
-    """What ``asked`` means for this pair, and why. Raises UsageError where it cannot be had."""
-    if asked not in METHODS:
-        raise UsageError(f"no method named {asked!r}", f"choose one of {', '.join(METHODS)}")
-    unsupported = ", ".join(target.factory.unsupported)
-    if unsupported and asked in ("dspark", "lookup"):
-        raise UsageError(
-            f"this model's cache ({unsupported}) cannot be rolled back, "
-            f"so --method {asked} is not possible",
-            "use --method none",
-        )
-    if asked == "dspark" and drafter is None:
-        raise UsageError(
-            f"--method dspark needs a drafter: {why_no_drafter}",
-            "name one with --drafter, or use --method lookup",
-        )
-    if asked != "auto":
-        return asked, "asked for"
-    if unsupported:
-        return "none", f"the model's cache ({unsupported}) cannot be rolled back"
-    if drafter is not None:
-        return "dspark", "a drafter for this model is available"
-    return "lookup", why_no_drafter
-
-
-def _find_drafter(
-    entry: ModelEntry,
-    target: Target,
+def _fetch_drafter(
+    source: Any,
     options: LoadOptions,
     report: Report,
     cancel: threading.Event | None,
-) -> tuple[Drafter | None, str]:
-    """The drafter, or None and why not. A drafter named by the user must load."""
-    if options.drafter == "none" or options.method in ("lookup", "none"):
-        return None, "no drafter was asked for"
-    named = options.drafter is not None
-    source = sources.parse(options.drafter) if options.drafter else entry.drafter_source
-    if source is None:
-        return None, f"no drafter is known for {entry.name}"
-    if target.factory.unsupported:
-        return None, "the model's cache cannot be rolled back"
-    try:
-        folder = sources.fetch(
-            source, role="drafter", cache_dir=options.cache_dir, report=report, cancel=cancel
-        )
-        return load_drafter(folder, target, quantize_bits=options.drafter_bits), ""
-    except sources.Cancelled:
-        raise
-    except DsparkError as error:
-        if named or options.method == "dspark":
-            raise
-        return None, f"its drafter is not usable: {error.message}"
-
-
-def _check_json(path: Path) -> None:
-    """A file mlx-lm would pass over in silence when damaged: without it replies may never end."""
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is damaged: {error}", "download the model again") from None
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, KeyError):  # its text is the bare key
-        return f"{error} is missing in its files"
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(": ")
+    role: Any = "drafter",
+) -> Path:
+    return sources.fetch(
+        source, role=role, cache_dir=options.cache_dir, report=report, cancel=cancel
+    )

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from .errors import UsageError
 
-Method = Literal["auto", "dspark", "lookup", "none"]
+Method = Literal["auto", "dspark", "draft", "lookup", "none"]
 DraftSampling = Literal["greedy", "coupled", "probabilistic"]
-METHODS: tuple[Method, ...] = ("auto", "dspark", "lookup", "none")
+METHODS: tuple[Method, ...] = ("auto", "dspark", "draft", "lookup", "none")
 DRAFT_SAMPLINGS: tuple[DraftSampling, ...] = ("greedy", "coupled", "probabilistic")
 
 

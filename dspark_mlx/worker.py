@@ -156,10 +156,10 @@ class EngineThread:
 
     def _load(self, fields: dict[str, Any], stop: threading.Event) -> None:
         try:
-            from .loading import LoadOptions, ensure_here, load_engine
+            from .loading import LoadOptions, ensure_on_disk, load_engine
 
             options = LoadOptions(**fields)
-            ensure_here(options, self._emit, stop)
+            ensure_on_disk(options, self._emit, stop)
             self._unload()  # both at once might not fit
             engine, loaded = load_engine(options, self._emit, stop)
         except DsparkError as error:

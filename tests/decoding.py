@@ -16,20 +16,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generate_step
-from toys import EOS, MODELS, VOCAB, ToyTokenizer, prompt
+from toys import EOS, MODELS, VOCAB, TextRow, ToyTokenizer, prompt
 
-from dspark_mlx.draft import (
-    CopyingProposer,
-    Draft,
-    DraftRow,
-    DSparkProposer,
-    LookupProposer,
-    Proposer,
-)
+from dspark_mlx.draft import Draft, DraftRow, Proposer, ProposerSpec
+from dspark_mlx.draft.copying import CopyFirst
 from dspark_mlx.draft.dspark.calibration import DraftCalibration, Scale
 from dspark_mlx.draft.dspark.config import DrafterConfig
 from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.draft.dspark.pairing import attach_target
+from dspark_mlx.draft.dspark.proposer import DSparkProposer
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.engine.engine import Engine
 from dspark_mlx.events import Event, Finished, Prefill, Queued, StepDone, Token
 from dspark_mlx.model.cache import RowsKV
@@ -86,10 +82,6 @@ class ScriptProposer:
     agrees with it so far, else nothing right is drafted. Cheap at any length.
     """
 
-    name = "script"
-    taps: tuple[int, ...] = ()
-    calibrated = False
-    kv_bytes_per_token = 0.0
     nbytes = 0
 
     def __init__(
@@ -100,34 +92,34 @@ class ScriptProposer:
         seed: int = 0,
     ) -> None:
         self.scripts = [list(s) for s in scripts]
-        self.block = block
+        self.spec = ProposerSpec(name="script", block=block)
         self.noise = noise
         self.rng = np.random.default_rng(seed)
-        self._rows: list[list[int]] = []
+        self._rows: list[TextRow] = []
 
-    def new_row(self) -> list[int]:
-        return []
+    def new_row(self) -> TextRow:
+        return TextRow()
 
-    def prefill(self, row: list[int], tokens: Sequence[int], features: Any) -> list[mx.array]:
+    def prefill(self, row: TextRow, tokens: Sequence[int], features: Any) -> list[mx.array]:
         row.extend(tokens)
         return []
 
-    def row_length(self, row: list[int]) -> int:
+    def row_length(self, row: TextRow) -> int:
         return len(row)
 
-    def roll_back_row(self, row: list[int], length: int) -> None:
+    def trim_row(self, row: TextRow, length: int) -> None:
         del row[length:]
 
-    def join(self, row: list[int]) -> None:
+    def extend(self, row: TextRow) -> None:
         self._rows.append(row)
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[r] for r in rows]
 
-    def extract(self, row: int) -> list[int]:
-        return list(self._rows[row])
+    def extract(self, row: int) -> TextRow:
+        return TextRow(self._rows[row])
 
-    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+    def peek(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
         return [None] * len(anchors)
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
@@ -148,10 +140,10 @@ class ScriptProposer:
             q=(None,) * len(rows),
         )
 
-    def absorb(self, features: Any) -> list[mx.array]:
+    def append_features(self, features: Any) -> list[mx.array]:
         return []
 
-    def settle(
+    def commit(
         self,
         context: Sequence[Sequence[int]],
         verified: Sequence[int],
@@ -259,9 +251,8 @@ class Whims:
         if self.calm == 0 and self.rng.random() < 0.2:
             self.calm = int(self.rng.integers(1, 7))
         if self.calm:
-            ahead = int(self.rng.integers(0, self.calm))
-            self.calm -= 1 + ahead
-            return Plan((0,) * len(rows), False, plain_ahead=ahead)
+            self.calm -= 1
+            return Plan((0,) * len(rows), False)
         widths = tuple(int(self.rng.integers(0, row.cap + 1)) for row in rows)
         return Plan(widths, any(widths) and bool(self.rng.random() < 0.5))
 
@@ -299,7 +290,8 @@ def make_engine(
     **options: Any,
 ) -> Engine:
     """An engine that answers ``auto`` with its first proposer (none without one)."""
-    options.setdefault("default_method", proposers[0].name if proposers else "none")
+    options.setdefault("pipelined", True)  # as on a GPU
+    options.setdefault("default_method", proposers[0].spec.name if proposers else "none")
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     return Engine(target, tokenizer or ToyTokenizer(), proposers, chosen, **options)
 
@@ -396,21 +388,21 @@ def collect(event: Event, ran: dict[str, Ran]) -> None:
 def check_state(engine: Engine) -> None:
     """Every cache of every row holds exactly the tokens before the row's anchor."""
     batch = engine.batch
-    if not batch.replies:
+    if not batch.sequences:
         assert batch.rows is None
         return
-    context = [len(reply.tokens) - 1 for reply in batch.replies]
-    # A plain round begun ahead has put its token into the target's caches already.
-    held = [n + (engine._ahead is not None) for n in context]
+    context = [len(seq.tokens) - 1 for seq in batch.sequences]
+    # A plain round dispatched early has put its token into the target's caches already.
+    held = [n + (engine._next is not None) for n in context]
     assert batch.rows is not None and batch.rows.lengths == held
     for layer in batch.rows.layers:
         if isinstance(layer, RowsKV):
             assert layer.lengths == held
     for proposer in batch.proposers.values():
         mine = [context[r] for r in batch.members(proposer)]
-        if isinstance(proposer, CopyingProposer):
+        if isinstance(proposer, CopyFirst):
             assert [len(row.tokens) for row in proposer._lookup._rows] == mine
-            proposer = proposer.alone
+            proposer = proposer.inner
         if isinstance(proposer, DSparkProposer):
             assert proposer._rows.lengths == mine
         elif isinstance(proposer, LookupProposer):

@@ -12,9 +12,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from toys import TextRow
 
-from dspark_mlx.draft import Draft, DraftRow
-from dspark_mlx.draft.dspark.proposer import _BlockSampler
+from dspark_mlx.draft import Draft, DraftRow, ProposerSpec
+from dspark_mlx.draft.draw import BlockSampler
 from dspark_mlx.model.target import Target
 
 
@@ -71,23 +72,19 @@ def law(target: Target, probabilities: Any, anchor: int, length: int) -> np.ndar
 
 
 class TableDrafter:
-    """Drafts from a table of its own, drawn as DSpark draws; stands in for it by its name.
+    """Drafts from a table of its own, drawn as DSpark draws; under any ``name``.
 
     ``confidence`` of slot k depends on the token before it, as a real head's.
     """
 
-    name = "dspark"
-    taps: tuple[int, ...] = ()
-    calibrated = False
-    kv_bytes_per_token = 0.0
     nbytes = 0
 
-    def __init__(self, table: np.ndarray, block: int) -> None:
+    def __init__(self, table: np.ndarray, block: int, name: str = "dspark") -> None:
         self.table = mx.array(table.astype(np.float32))
-        self.block = block
+        self.spec = ProposerSpec(name=name, block=block, samples_drafts=True)
 
-    def new_row(self) -> list[int]:
-        return []
+    def new_row(self) -> TextRow:
+        return TextRow()
 
     def prefill(self, row: Any, tokens: Any, features: Any) -> list[mx.array]:
         return []
@@ -95,21 +92,21 @@ class TableDrafter:
     def row_length(self, row: Any) -> int:
         return 0
 
-    def roll_back_row(self, row: Any, length: int) -> None: ...
+    def trim_row(self, row: Any, length: int) -> None: ...
 
-    def join(self, row: Any) -> None: ...
+    def extend(self, row: Any) -> None: ...
 
-    def keep(self, rows: Sequence[int]) -> None: ...
+    def filter(self, rows: Sequence[int]) -> None: ...
 
-    def extract(self, row: int) -> list[int]:
-        return []
+    def extract(self, row: int) -> TextRow:
+        return TextRow()
 
-    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+    def peek(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
         return [None] * len(anchors)
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         width = max(row.width for row in rows)
-        sampler = _BlockSampler(rows, self.table.shape[0], None)
+        sampler = BlockSampler(rows, self.table.shape[0], None)
         last = mx.array([row.anchor for row in rows])
         tokens, confidence = [], []
         for k in range(width):
@@ -123,10 +120,10 @@ class TableDrafter:
             sampler.distributions(),
         )
 
-    def absorb(self, features: Any) -> list[mx.array]:
+    def append_features(self, features: Any) -> list[mx.array]:
         return []
 
-    def settle(self, context: Any, verified: Any, accepted: Any) -> None: ...
+    def commit(self, context: Any, verified: Any, accepted: Any) -> None: ...
 
 
 class NoEnd:

@@ -15,7 +15,7 @@ import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.models import gemma3_text, granitemoehybrid, llama, qwen3
 
-from dspark_mlx.draft import Draft, DraftRow
+from dspark_mlx.draft import Draft, DraftRow, ProposerSpec
 from dspark_mlx.model.target import Target
 
 VOCAB = 96
@@ -162,6 +162,19 @@ def plain_greedy(model: nn.Module, tokens: Sequence[int], count: int) -> list[in
     return text[len(tokens) :]
 
 
+class TextRow(list[int]):
+    """A row state that is nothing but its tokens, on the host."""
+
+    nbytes = 0
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return []
+
+    def extract(self, row: int) -> TextRow:
+        return TextRow(self)
+
+
 class OracleProposer:
     """Drafts the target's own greedy text, each token spoiled with probability ``noise``.
 
@@ -169,42 +182,38 @@ class OracleProposer:
     texts on the host, as the lookup proposer does.
     """
 
-    name = "oracle"
-    taps: tuple[int, ...] = ()
-    calibrated = False
-    kv_bytes_per_token = 0.0
     nbytes = 0
 
     def __init__(self, model: nn.Module, block: int, noise: float = 0.4, seed: int = 0) -> None:
         self.model = model
-        self.block = block
+        self.spec = ProposerSpec(name="oracle", block=block)
         self.noise = noise
         self.rng = np.random.default_rng(seed)
-        self._rows: list[list[int]] = []
+        self._rows: list[TextRow] = []
 
-    def new_row(self) -> list[int]:
-        return []
+    def new_row(self) -> TextRow:
+        return TextRow()
 
-    def prefill(self, row: list[int], tokens: Sequence[int], features: Any) -> list[mx.array]:
+    def prefill(self, row: TextRow, tokens: Sequence[int], features: Any) -> list[mx.array]:
         row.extend(tokens)
         return []
 
-    def row_length(self, row: list[int]) -> int:
+    def row_length(self, row: TextRow) -> int:
         return len(row)
 
-    def roll_back_row(self, row: list[int], length: int) -> None:
+    def trim_row(self, row: TextRow, length: int) -> None:
         del row[length:]
 
-    def join(self, row: list[int]) -> None:
+    def extend(self, row: TextRow) -> None:
         self._rows.append(row)
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[r] for r in rows]
 
-    def extract(self, row: int) -> list[int]:
-        return self._rows[row]
+    def extract(self, row: int) -> TextRow:
+        return TextRow(self._rows[row])
 
-    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+    def peek(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
         return [None] * len(anchors)
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
@@ -227,10 +236,10 @@ class OracleProposer:
             q=(None,) * len(rows),
         )
 
-    def absorb(self, features: Any) -> list[mx.array]:
+    def append_features(self, features: Any) -> list[mx.array]:
         return []
 
-    def settle(
+    def commit(
         self,
         context: Sequence[Sequence[int]],
         verified: Sequence[int],

@@ -11,7 +11,6 @@ from mlx_lm.generate import BatchResponse
 from mlx_lm.generate_utils import BatchCounters, BatchCountersSnapshot
 from mlx_lm.sample_utils import greedy_sampler
 
-from ..draft.dspark.network import Drafter
 from ..engine.engine import Engine
 from ..errors import ModelError, UsageError
 from ..events import Finished, StepDone
@@ -40,7 +39,7 @@ def batch_generate(
     method: Method = "auto",
     schedule: str = "auto",
     max_rows: int | None = None,
-    draft_model: Drafter | str | None = None,
+    draft_model: nn.Module | str | None = None,
     kv_bits: int | None = None,
 ) -> Any:
     """Replies to several prompts at once, as mlx-lm's ``BatchResponse``.

@@ -19,11 +19,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.sample_utils import greedy_sampler
 
-from ..draft.dspark.network import Drafter
 from ..engine.engine import Engine
 from ..errors import DsparkError, ModelError, UsageError
 from ..events import Event, Finished, Prefill, StepDone
-from ..loading import LoadOptions, load_pair, measure, new_engine
+from ..loading import LoadOptions, load_pair, measure
 from ..registry import Registry
 from ..request import Cuts, Method, Request, SamplingParams
 from .batched import batch_generate
@@ -110,7 +109,7 @@ def load(
     entry = Registry.load().resolve(where)
     chosen = LoadOptions(where, drafter=drafter, method=method, **options)
     pair = load_pair(entry, chosen)
-    session = Session(pair, measure(new_engine(pair, chosen), entry, chosen))
+    session = Session(pair, measure(pair, entry, chosen))
     session.attach()
     if return_config:
         return pair.target.model, pair.tokenizer, pair.target.config
@@ -122,7 +121,7 @@ def stream_generate(
     tokenizer: Any,
     prompt: str | mx.array | Sequence[int],
     max_tokens: int = 256,
-    draft_model: Drafter | str | None = None,
+    draft_model: nn.Module | str | None = None,
     *,
     sampler: Callable[[mx.array], mx.array] | None = None,
     logits_processors: Sequence[Callable[..., mx.array]] | None = None,
@@ -145,7 +144,8 @@ def stream_generate(
     """Generate text token by token, as ``mlx_lm.stream_generate`` does, only sooner.
 
     ``model`` comes from ``load`` here or from ``mlx_lm.load``. ``draft_model``
-    is a DSpark drafter or its folder (default: the one attached). Sampling is
+    is a DSpark drafter, a small language model of mlx-lm's, or the folder of one
+    (default: the drafter attached). Sampling is
     mlx-lm's ``sampler`` (greedy when None) or our ``sampling``, which also
     makes independent and coupled drafts possible. ``num_draft_tokens`` bounds
     each draft. ``method`` and ``schedule`` as on the command line;
@@ -228,7 +228,7 @@ def _stream(
 ) -> Generator[GenerationResponse, None, None]:
     engine.submit(request)
     if cache is not None and cache.prefix is not None:
-        engine.intake.prefixes.put(cache.prefix)  # only now: a refused call leaves it as it was
+        engine.prefiller.prefixes.put(cache.prefix)  # only now: a refused call leaves it as it was
         cache.prefix = None
     text: list[int] = list(request.tokens or ())
     before = len(cache.tokens) if cache is not None else 0
@@ -281,8 +281,8 @@ def _stream(
             engine.step()
         if cache is not None:
             cache.tokens = text
-            cache.prefix = engine.intake.prefixes.take(
-                text, engine.batch.proposers.get(engine.intake.default_method)
+            cache.prefix = engine.prefiller.prefixes.take(
+                text, engine.batch.proposers.get(engine.prefiller.default_method)
             )
 
 

@@ -15,13 +15,14 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
-from ..draft.dspark.load import load_drafter
 from ..draft.dspark.network import Drafter
+from ..draft.registry import draft_model as small_model
+from ..draft.registry import dspark_drafter, load_for
 from ..engine.engine import Engine
 from ..engine.prefix_cache import Prefix
 from ..engine.text import encode_text
 from ..errors import UsageError
-from ..loading import Pair, choose_method
+from ..loading import Pair, choose_method, make_engine
 from ..model.target import Target
 from ..request import Method
 from ..schedule import CostModel, Policy, make_policy
@@ -76,7 +77,7 @@ class Session:
         session: Session | None = getattr(model, "_dspark", None)
         if session is None:
             target = Target(model)
-            with target.turns:
+            with target.model_lock:
                 target.check()
             method, reason = choose_method(target, None, "auto", "no drafter was given")
             session = cls(Pair(target, tokenizer, None, method, reason))
@@ -85,7 +86,7 @@ class Session:
 
     def variant(
         self,
-        draft_model: Drafter | str | None,
+        draft_model: nn.Module | str | None,
         kv_bits: int | None,
         kv_group_size: int | None = None,
     ) -> Session:
@@ -107,14 +108,15 @@ class Session:
             )
             target.check()
         if isinstance(draft_model, str):
-            drafter = load_drafter(draft_model, target)
+            drafter = load_for(draft_model, target, pair.tokenizer)
+        elif isinstance(draft_model, Drafter):
+            drafter = dspark_drafter(draft_model, target)
+        elif isinstance(draft_model, nn.Module):  # mlx-lm's own meaning: a small language model
+            model = Target(draft_model)
+            model.check()
+            drafter = small_model(model, None, target, pair.tokenizer)
         elif draft_model is not None:
-            if not isinstance(draft_model, Drafter):
-                raise UsageError(
-                    "draft_model must be a DSpark drafter or its folder",
-                    "for a small language model as the draft use mlx_lm.stream_generate",
-                )
-            drafter = draft_model
+            raise UsageError("draft_model must be a drafter, a small language model or a folder")
         method, reason = choose_method(target, drafter, "auto", pair.reason)
         made = Session(
             Pair(target, pair.tokenizer, drafter, method, reason, pair.lookup_block, pair.copy)
@@ -142,17 +144,17 @@ class Session:
             policy = self._policies[schedule] = make_policy(schedule, cost=self.cost)
         if cache is not None:
             cache.claim(pair.target)
-        return Engine(
-            pair.target,
-            tokenizer,
-            pair.proposers(),
+        return make_engine(
+            pair,
             policy,
+            tokenizer=tokenizer,
             default_method=chosen,
             reason=reason,
             max_rows=max_rows,
             prefill_chunk=prefill_chunk,
-            kv_limit=1 << 62,  # as mlx-lm: the caller's own affair
+            kv_limit=1 << 62,  # as in mlx-lm, memory is the caller's own affair
             reuse=cache is not None,
+            monitor=None,
         )
 
 

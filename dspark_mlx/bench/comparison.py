@@ -23,7 +23,16 @@ import mlx.nn as nn
 from .. import __version__, sources
 from ..engine.text import encode_chat, encode_text
 from ..errors import DsparkError, UsageError
-from ..loading import PRICED, LoadOptions, Pair, Report, choose_method, drafter_name, load_pair
+from ..loading import (
+    PRICED,
+    LoadOptions,
+    Pair,
+    Report,
+    choose_method,
+    drafter_name,
+    load_pair,
+    make_engine,
+)
 from ..profiling import device_name, load_or_profile, mlx_version
 from ..registry import ModelEntry, Registry
 from ..request import SamplingParams
@@ -34,7 +43,7 @@ from .load_response import LoadResponse, follow_load
 from .lossless import fork_at, margin, near_tie
 from .peers import PeerSetup, PeerSystem, start_peers
 from .results import CellName, Fork, Results, Run
-from .systems import BASELINE, CLOCKS, EngineSystem, MlxLmSystem, System, make_engine
+from .systems import BASELINE, CLOCKS, EngineSystem, MlxLmSystem, System
 from .text_tables import plural
 from .workload import Prompt, Variant, variants
 
@@ -73,7 +82,7 @@ class Benchmark:
     def methods(self, asked: Sequence[str] | None) -> list[str]:
         """``asked`` (None: all that this pair has). Raises UsageError for one it has not."""
         if asked is None:
-            return ["none", *(p.name for p in self.pair.proposers())]
+            return ["none", *(p.spec.name for p in self.pair.proposers())]
         for method in asked:
             choose_method(self.pair.target, self.pair.drafter, method, self.pair.reason)  # type: ignore[arg-type]
         return list(asked)
@@ -100,7 +109,7 @@ class Benchmark:
         if against and clock != "wall":
             raise UsageError("peers are timed by the wall's clock", "leave --clock out")
         rows = max(concurrency)
-        if rows > 1 and self.pair.target.factory.unsupported:
+        if rows > 1 and self.pair.target.rollback == "none":
             raise UsageError("this model serves one request at a time", "use --concurrency 1")
         chosen = variants(self.methods(methods), schedules)
         if any(variant.schedule in PRICED for variant in chosen):
@@ -163,15 +172,18 @@ class Benchmark:
         if variant.schedule in PRICED:
             options["cost"] = self.cost(rows)
         policy = make_policy(variant.schedule, **options)
-        system = EngineSystem(self.pair, variant, policy, rows, clock=CLOCKS[clock])
-        system.engine.cost = self._cost
-        return system
+        return EngineSystem(self.pair, variant, policy, rows, clock=CLOCKS[clock], cost=self._cost)
 
     def cost(self, rows: int) -> CostModel:
         """What rounds of ``rows`` rows cost here: stored, or measured now."""
         if self._cost is None:
             self._cost = load_or_profile(
-                make_engine(self.pair, make_policy("off"), max(PROFILED_ROWS, rows)),
+                make_engine(
+                    self.pair,
+                    make_policy("off"),
+                    max_rows=max(PROFILED_ROWS, rows),
+                    reuse=False,
+                ),
                 self.entry.name,
                 self.drafter,
                 report=self.report,
@@ -193,7 +205,8 @@ class Benchmark:
         folder = sources.on_disk(self.entry.target_source, cache_dir=options.cache_dir)
         source = sources.parse(options.drafter) if options.drafter else self.entry.drafter_source
         drafter = None
-        if self.pair.drafter is not None and source is not None:
+        # A small draft model is none that mlx-dspark could load.
+        if self.pair.drafter is not None and source is not None and not options.draft_model:
             drafter = sources.on_disk(source, cache_dir=options.cache_dir)
         cast = mx.default_device().type == mx.DeviceType.cpu or options.dtype != "auto"
         return PeerSetup(

@@ -18,12 +18,10 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.sample_utils import make_sampler
 
-from ..engine.engine import Engine
 from ..events import Finished
-from ..loading import Pair
+from ..loading import Pair, make_engine
 from ..request import Request, SamplingParams
-from ..schedule.load import LoadMonitor
-from ..schedule.load_probe import probe
+from ..schedule.cost import CostModel
 from ..schedule.policy import Policy
 from .results import Run, RunStats
 from .workload import Variant
@@ -64,10 +62,18 @@ class EngineSystem:
         max_rows: int,
         *,
         clock: Clock = time.perf_counter,
+        cost: CostModel | None = None,
     ) -> None:
         self.name = variant.label
         self._clock = clock
-        self.engine = make_engine(pair, policy, max_rows)
+        self.engine = make_engine(
+            pair,
+            policy,
+            max_rows=max_rows,
+            prefill_chunk=PREFILL_CHUNK,
+            reuse=False,  # every prompt is read anew
+            cost=cost,
+        )
         self._method = variant.method
         self._ids = itertools.count()
 
@@ -105,22 +111,6 @@ class EngineSystem:
             raise
         mx.clear_cache()
         return stats.run()
-
-
-def make_engine(pair: Pair, policy: Policy, max_rows: int, reuse: bool = False) -> Engine:
-    """An engine with proposers of its own; without ``reuse`` it reads every prompt anew."""
-    return Engine(
-        pair.target,
-        pair.tokenizer,
-        pair.proposers(),
-        policy,
-        default_method=pair.method,
-        reason=pair.reason,
-        max_rows=max_rows,
-        prefill_chunk=PREFILL_CHUNK,
-        reuse=reuse,
-        monitor=LoadMonitor(probe, time.monotonic),
-    )
 
 
 class MlxLmSystem:

@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(p_min=0.0, p_survival_min=0.0, method="auto", schedule="fixed")
     group = parser.add_argument_group("what is compared")
     group.add_argument(
-        "--methods", type=_names, metavar="A,B", help="of dspark, lookup, none (default: all here)"
+        "--methods", type=_names, metavar="A,B", help="of dspark, draft, lookup, none (default: all here)"
     )
     group.add_argument(
         "--schedules",

@@ -22,7 +22,7 @@ from ..errors import UsageError
 from .eval import follow
 from .options import add_model_flags, load_options
 from .reliability import Diagram, picture
-from .rounds import Round, add_prompt_flags, make_engine, play, positions, prompts_of
+from .rounds import Round, add_prompt_flags, evaluation_engine, play, positions, prompts_of
 
 KINDS = ("greedy", "sampled")
 
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
             "calibrate needs --drafter DIR, a folder it can write calibration.json into"
         )
     prompts = prompts_of(args)
-    engine, pair = make_engine(load_options(args), calibrated=False, rows=args.rows)
-    block = pair.drafter.block_size
+    engine, pair = evaluation_engine(load_options(args), calibrated=False, rows=args.rows)
+    block = pair.drafter.network.block_size
     halves = [
         play(engine, prompts[half::2], args.temps, args.max_tokens, seed=args.seed, on_reply=follow)
         for half in (0, 1)

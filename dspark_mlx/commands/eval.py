@@ -19,7 +19,7 @@ from .rounds import (
     Round,
     accepted_length,
     add_prompt_flags,
-    make_engine,
+    evaluation_engine,
     play,
     positions,
     prompts_of,
@@ -33,11 +33,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     prompts = prompts_of(args)
-    engine, pair = make_engine(load_options(args), calibrated=True, rows=args.rows)
+    engine, pair = evaluation_engine(load_options(args), calibrated=True, rows=args.rows)
     rounds = play(engine, prompts, args.temps, args.max_tokens, seed=args.seed, on_reply=follow)
-    result = summary(rounds, pair.drafter.block_size)
+    result = summary(rounds, pair.drafter.network.block_size)
     result |= {"model": args.model, "prompts": len(prompts), "max_tokens": args.max_tokens}
-    result["calibrated"] = pair.drafter.calibration is not None
+    result["calibrated"] = pair.drafter.network.calibration is not None
     print(json.dumps(result, indent=2) if args.json else table(result))
     return 0
 

@@ -174,7 +174,7 @@ class _Answered:
     def __init__(self, out: Path, model: str) -> None:
         from ..training.data import parse
 
-        self._turns: set[tuple[str, int]] = set()
+        self._model_lock: set[tuple[str, int]] = set()
         self._whole: set[str] = set()  # conversations whose last answer is there
         self._openings: set[str] = set()  # the same, of lines that name no record
         if not out.exists():
@@ -195,7 +195,7 @@ class _Answered:
             if name is None and last:
                 self._openings.add(record.key)
             elif name is not None:
-                self._turns.add((name, row.get("turn", 0)))
+                self._model_lock.add((name, row.get("turn", 0)))
                 if last:
                     self._whole.add(name)
         if whole < len(data):
@@ -206,7 +206,7 @@ class _Answered:
         return record.identity in self._whole or record.key in self._openings
 
     def turn_of(self, record: Record, turn: int) -> bool:
-        return (record.identity, turn) in self._turns
+        return (record.identity, turn) in self._model_lock
 
 
 def _append(out: Path) -> TextIO:

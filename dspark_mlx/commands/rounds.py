@@ -111,12 +111,14 @@ def read_prompts(files: Sequence[Path], most: int, skip: int = 0) -> list[Prompt
     return [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
 
 
-def make_engine(options: LoadOptions, *, calibrated: bool, rows: int = ROWS) -> tuple[Any, Any]:
+def evaluation_engine(
+    options: LoadOptions, *, calibrated: bool, rows: int = ROWS
+) -> tuple[Any, Any]:
     """An engine that verifies whole drafts, and its pair.
 
     Not ``calibrated``: the drafter alone, its confidences as drafted.
     """
-    from ..loading import load_pair, new_engine
+    from ..loading import engine_options, load_pair, make_engine
     from ..registry import Registry
     from ..schedule import Fixed
 
@@ -126,10 +128,9 @@ def make_engine(options: LoadOptions, *, calibrated: bool, rows: int = ROWS) -> 
     entry = Registry.load().resolve(options.model)
     pair = load_pair(entry, options)
     if not calibrated and pair.drafter is not None:
-        pair.drafter.calibration = None
-    engine = new_engine(pair, options, entry.thinking)
-    engine.policy = Fixed(None)
-    return engine, pair
+        pair.drafter.network.calibration = None
+    made = make_engine(pair, Fixed(None), thinking=entry.thinking, **engine_options(pair, options))
+    return made, pair
 
 
 def play(

@@ -136,7 +136,8 @@ def with_answers(
     """
     import mlx.core as mx
 
-    from ..loading import LoadOptions, new_engine
+    from ..loading import LoadOptions, engine_options, make_engine
+    from ..schedule import Off
     from ..training.data import answer_in_messages
     from .rollout import answer
 
@@ -151,7 +152,7 @@ def with_answers(
             )
         options = LoadOptions(args.model, method="none", max_rows=args.answer_rows)
         made = answer(
-            new_engine(pair, options),
+            make_engine(pair, Off(), **engine_options(pair, options)),
             open_,
             answers,
             temperatures=args.answer_temps,

@@ -1,16 +1,10 @@
-"""Proposers: what drafts the tokens that the target verifies."""
+"""Drafts: every strategy that proposes tokens, behind one interface.
 
-from .copying import CopyingProposer, CopyingRow
-from .dspark.proposer import DSparkProposer
-from .lookup import LookupProposer
-from .proposer import Draft, DraftRow, Proposer
+Read ``proposer`` (the interface), ``lookup`` and ``copying`` (copies of earlier
+text), ``dspark/`` (the paper's drafter), ``draft_model`` (a small language model),
+``draw`` (how tokens are drawn), ``registry`` (which folder holds which strategy).
+"""
 
-__all__ = [
-    "CopyingProposer",
-    "CopyingRow",
-    "DSparkProposer",
-    "Draft",
-    "DraftRow",
-    "LookupProposer",
-    "Proposer",
-]
+from .proposer import Draft, DraftRow, Proposer, ProposerSpec, RowState
+
+__all__ = ["Draft", "DraftRow", "Proposer", "ProposerSpec", "RowState"]

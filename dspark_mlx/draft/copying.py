@@ -1,11 +1,10 @@
-"""A drafter that copies where the text repeats itself, and drafts where it does not.
+"""Copies in front of any proposer: where the text repeats itself, it is copied, not drafted.
 
 Where the end of a row's text has occurred before, what followed then is often right
-for a whole line, and costs nothing to propose; a small drafter that was never taught
-to look further back than a few tokens gets no more of it than of any other text. So
-each round each row takes whichever has been winning more tokens: the copy, by how long
-its match is, or the drafter, by its running acceptance. The choice is made from the
-text alone, before anything is drafted, so it cannot anticipate.
+for a whole line and costs nothing to propose; a small drafter rarely finds it. Each
+round each row takes what has lately won more tokens: the copy, by the length of its
+match, or the proposer behind it, by its running acceptance. The choice is made from
+the text alone, before anything is drafted, so it cannot anticipate.
 """
 
 from __future__ import annotations
@@ -14,145 +13,144 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
+from typing import Any
 
 import mlx.core as mx
 
-from ..model.rows import Rows
-from .dspark.proposer import DSparkProposer
 from .lookup import LookupProposer, LookupRow, on_host
-from .proposer import Draft, DraftRow
+from .proposer import Draft, DraftRow, Proposer
+from .rates import AcceptanceRate
 
 
 @dataclass
-class CopyingRow:
-    """The drafter's context of a row, and its text."""
+class CopyRow:
+    """A row's state in the proposer behind the copies, and its text."""
 
-    draft: Rows
+    inner: Any
     text: LookupRow
 
     @property
     def nbytes(self) -> int:
-        return self.draft.nbytes
+        return int(self.inner.nbytes)
 
     @property
     def arrays(self) -> list[mx.array]:
-        return self.draft.arrays
+        return list(self.inner.arrays)
 
-    def extract(self, row: int) -> CopyingRow:
-        """A copy; ``row`` is 0. The index, larger than the text, is made again by a roll back."""
-        return CopyingRow(self.draft.extract(row), LookupRow(list(self.text.tokens)))
+    def extract(self, row: int) -> CopyRow:
+        return CopyRow(self.inner.extract(row), self.text.extract(row))
 
 
-class CopyingProposer:
-    """The proposer interface over a ``DSparkProposer`` with a ``LookupProposer`` before it.
+class CopyFirst:
+    """A proposer that tries a copy of up to ``block`` tokens before it asks ``inner``.
 
-    Copies only in a round that was foreseen (``foresee``): a draft asked for without it
-    is the drafter's. Copies of ``block`` tokens at most, drafts of the drafter's block.
+    It copies only in rounds that were peeked at; a draft without a ``peek`` is
+    ``inner``'s. Its ``spec`` is that of ``inner``.
     """
 
-    def __init__(self, drafter: DSparkProposer, block: int = 8) -> None:
-        self.alone = drafter
-        self.drafter = drafter.drafter
-        self.name, self.taps, self.block = drafter.name, drafter.taps, drafter.block
-        self.calibrated = drafter.calibrated
-        self.kv_bytes_per_token = drafter.kv_bytes_per_token
+    def __init__(self, inner: Proposer, block: int = 8) -> None:
+        self.inner = inner
+        self.spec = inner.spec
         self._lookup = LookupProposer(block)
+        self._acceptance = AcceptanceRate()  # of ``inner``, by position
         self._copies: dict[int, tuple[list[int], list[float]]] = {}
-        self._copied: set[int] = set()  # rows of the round under way
-        self.record: list[Draft] | None = None  # every draft is noted here, for evaluation
+        self._copied: set[int] = set()  # rows that copy in the round under way
+        self.record: list[Draft] | None = None  # where set, every draft is noted, for evaluation
 
     @property
     def nbytes(self) -> int:
-        return self.alone.nbytes
+        return self.inner.nbytes
 
     # -- a row that is being prefilled, or waits to be reused --------------------------
 
-    def new_row(self) -> CopyingRow:
-        return CopyingRow(self.alone.new_row(), self._lookup.new_row())
+    def new_row(self) -> CopyRow:
+        return CopyRow(self.inner.new_row(), self._lookup.new_row())
 
     def prefill(
-        self, row: CopyingRow, tokens: Sequence[int], features: mx.array | None
+        self, row: CopyRow, tokens: Sequence[int], features: mx.array | None
     ) -> list[mx.array]:
         self._lookup.prefill(row.text, tokens, None)
-        return self.alone.prefill(row.draft, tokens, features)
+        return self.inner.prefill(row.inner, tokens, features)
 
-    def row_length(self, row: CopyingRow) -> int:
-        return self.alone.row_length(row.draft)
+    def row_length(self, row: CopyRow) -> int:
+        return self.inner.row_length(row.inner)
 
-    def roll_back_row(self, row: CopyingRow, length: int) -> None:
-        self.alone.roll_back_row(row.draft, length)
-        self._lookup.roll_back_row(row.text, length)
+    def trim_row(self, row: CopyRow, length: int) -> None:
+        self.inner.trim_row(row.inner, length)
+        self._lookup.trim_row(row.text, length)
 
     # -- the rows being decoded --------------------------------------------------------
 
-    def join(self, row: CopyingRow) -> None:
+    def extend(self, row: CopyRow) -> None:
         self._forget()
-        self.alone.join(row.draft)
-        self._lookup.join(row.text)
+        self.inner.extend(row.inner)
+        self._lookup.extend(row.text)
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         self._forget()
-        self.alone.keep(rows)
-        self._lookup.keep(rows)
+        self.inner.filter(rows)
+        self._lookup.filter(rows)
 
-    def extract(self, row: int) -> CopyingRow:
-        text = self._lookup.extract(row)
-        return CopyingRow(self.alone.extract(row), LookupRow(list(text.tokens)))
+    def extract(self, row: int) -> CopyRow:
+        return CopyRow(self.inner.extract(row), self._lookup.extract(row).extract(0))
 
-    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+    def peek(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
         self._forget()
-        usual = _won(self.alone.rates())
-        found: list[tuple[float, ...] | None] = []
+        usual = _expected(self._acceptance.rates(self.spec.block))
+        found = self.inner.peek(anchors)
         for r, anchor in enumerate(anchors):
-            tokens, chances = self._lookup.copy(r, anchor, self._lookup.block)
-            if tokens and _won(chances) > usual:
-                self._copies[r] = tokens, chances
-            found.append(tuple(chances) if r in self._copies else None)
+            tokens, confidence = self._lookup.copy(r, anchor, self._lookup.spec.block)
+            if tokens and _expected(confidence) > usual:
+                self._copies[r] = tokens, confidence
+                found[r] = tuple(confidence)
         return found
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         copies, self._copies = self._copies, {}
         self._copied = {r for r in copies if rows[r].width}
-        asked = [
-            (copies[r][0][: row.width], copies[r][1][: row.width])
-            if r in self._copied
-            else ([], [])
-            for r, row in enumerate(rows)
-        ]
-        draft = on_host(asked)
-        if any(row.width for r, row in enumerate(rows) if r not in self._copied):
-            left = [
-                replace(row, width=0 if r in self._copied else min(row.width, self.block))
+        draft = on_host(
+            [
+                (copies[r][0][: row.width], copies[r][1][: row.width])
+                if r in self._copied
+                else ([], [])
                 for r, row in enumerate(rows)
             ]
-            drafted = self.alone.propose(left)
+        )
+        if any(row.width for r, row in enumerate(rows) if r not in self._copied):
+            left = [
+                replace(row, width=0 if r in self._copied else min(row.width, self.spec.block))
+                for r, row in enumerate(rows)
+            ]
+            drafted = self.inner.propose(left)
             draft = _merged(draft, drafted, self._copied) if self._copied else drafted
         if self.record is not None:
             self.record.append(draft)
         return draft
 
-    def absorb(self, features: mx.array | None) -> list[mx.array]:
-        return self.alone.absorb(features)
+    def append_features(self, features: mx.array | None) -> list[mx.array]:
+        return self.inner.append_features(features)
 
-    def settle(
+    def commit(
         self,
         context: Sequence[Sequence[int]],
         verified: Sequence[int],
         accepted: Sequence[int],
     ) -> None:
-        self._lookup.settle(context, verified, accepted)
-        # What the copy got right says nothing of the drafter.
+        self._lookup.commit(context, verified, accepted)
+        # What a copy got right says nothing about the proposer behind it.
         judged = [0 if r in self._copied else n for r, n in enumerate(verified)]
-        self.alone.settle(context, judged, accepted)
+        for n, correct in zip(judged, accepted, strict=True):
+            self._acceptance.observe(correct, n)
+        self.inner.commit(context, judged, accepted)
         self._forget()
 
     def _forget(self) -> None:
         self._copies, self._copied = {}, set()
 
 
-def _won(chances: Iterable[float]) -> float:
-    """Tokens expected of a draft whose tokens stand with these chances, each behind the last."""
-    return sum(accumulate(chances, mul))
+def _expected(confidence: Iterable[float]) -> float:
+    """Σ_k c_1 · … · c_k: how many tokens of a draft with these confidences are accepted."""
+    return sum(accumulate(confidence, mul))
 
 
 def _merged(copies: Draft, drafted: Draft, copied: set[int]) -> Draft:

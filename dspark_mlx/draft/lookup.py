@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from .proposer import Draft, DraftRow
+from .proposer import Draft, DraftRow, ProposerSpec
 from .rates import MatchRate
 
 NGRAMS = (12, 8, 5, 4, 3, 2)  # longest match first
@@ -26,6 +26,18 @@ class LookupRow:
 
     tokens: list[int] = field(default_factory=list)
     index: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return 0  # of device memory
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return []
+
+    def extract(self, row: int) -> LookupRow:
+        """A copy of the text; the index, larger than it, is made again by ``trim_row``."""
+        return LookupRow(list(self.tokens))
 
     def append(self, token: int) -> None:
         end = len(self.tokens)
@@ -62,15 +74,11 @@ class LookupRow:
 class LookupProposer:
     """The proposer interface over one ``LookupRow`` per row; all of it on the host."""
 
-    name = "lookup"
-    taps: tuple[int, ...] = ()
-    calibrated = False
-    kv_bytes_per_token = 0.0
     nbytes = 0
 
     def __init__(self, block: int = 8) -> None:
-        self.block = block
-        self.hits = MatchRate()
+        self.spec = ProposerSpec(name="lookup", block=block, host_only=True)
+        self.match_rate = MatchRate()
         self._rows: list[LookupRow] = []
 
     def new_row(self) -> LookupRow:
@@ -86,17 +94,17 @@ class LookupProposer:
     def row_length(self, row: LookupRow) -> int:
         return len(row.tokens)
 
-    def roll_back_row(self, row: LookupRow, length: int) -> None:
+    def trim_row(self, row: LookupRow, length: int) -> None:
         if length == len(row.tokens) and row.index:
             return
         kept = row.tokens[:length]
         row.tokens, row.index = [], {}
         self.prefill(row, kept, None)
 
-    def join(self, row: LookupRow) -> None:
+    def extend(self, row: LookupRow) -> None:
         self._rows.append(row)
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[r] for r in rows]
 
     def extract(self, row: int) -> LookupRow:
@@ -108,23 +116,23 @@ class LookupProposer:
         Behind k tokens that stood, the match is k tokens longer.
         """
         n, drafted = self._rows[row].draft(anchor, width)
-        return drafted, [self.hits.rate(n + k) for k in range(len(drafted))]
+        return drafted, [self.match_rate.rate(n + k) for k in range(len(drafted))]
 
-    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
-        return [tuple(self.copy(r, anchor, self.block)[1]) for r, anchor in enumerate(anchors)]
+    def peek(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+        return [tuple(self.copy(r, anchor, self.spec.block)[1]) for r, anchor in enumerate(anchors)]
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         return on_host(
             [
-                self.copy(r, row.anchor, min(row.width, self.block)) if row.width else ([], [])
+                self.copy(r, row.anchor, min(row.width, self.spec.block)) if row.width else ([], [])
                 for r, row in enumerate(rows)
             ]
         )
 
-    def absorb(self, features: mx.array | None) -> list[mx.array]:
+    def append_features(self, features: mx.array | None) -> list[mx.array]:
         return []
 
-    def settle(
+    def commit(
         self,
         context: Sequence[Sequence[int]],
         verified: Sequence[int],
@@ -134,7 +142,7 @@ class LookupProposer:
             for token in tokens:
                 n, at = row.match()
                 if n:
-                    self.hits.observe(n, row.tokens[at] == token)
+                    self.match_rate.observe(n, row.tokens[at] == token)
                 row.append(token)
 
 

@@ -1,19 +1,48 @@
-"""What a proposer is: drafts tokens for rows, and follows what was committed.
+"""What a proposer is: it drafts tokens for rows, and follows what was committed.
 
-A proposer keeps whatever it needs per row (a context cache, an n-gram index) in
-the order of the engine's rows. It never decides how much of a draft is
-verified, and never sees the target's logits.
+A proposer keeps what it needs per row (a KV cache, an index of n-grams) in the
+order of the engine's rows. It never decides how much of a draft is verified and
+never sees the target's logits. What the engine must know of it, it declares in
+its ``ProposerSpec``; a new strategy is a new file behind this interface.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 
 from ..request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSpec:
+    """What a proposer declares.
+
+    ``name``: the method it serves. ``block``: most tokens it drafts at a time.
+    ``taps``: indices of the target's layers whose outputs it reads (-1: the embedding).
+    ``keeps_state``: its rows hold device arrays that follow the text, which are
+    worth keeping with a prefix; else a row is made again from its tokens, on the host.
+    ``samples_drafts``: with ``draft_sampling`` "probabilistic" it draws tokens
+    independently of the target, to be judged by rejection, so the text depends on
+    what is verified. ``host_only``: it costs no device time.
+    ``calibrated``: its confidences were calibrated on held-out rounds.
+    ``confidence``: where they come from: a trained head, the largest probability of
+    each slot, or counts of past rounds.
+    ``kv_bytes_per_token``: bytes a position takes in its own caches.
+    """
+
+    name: str
+    block: int
+    taps: tuple[int, ...] = ()
+    keeps_state: bool = False
+    samples_drafts: bool = False
+    host_only: bool = False
+    calibrated: bool = False
+    confidence: Literal["head", "peak", "counts"] = "counts"
+    kv_bytes_per_token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +60,10 @@ class Draft:
     """Drafted tokens of B rows; lazy.
 
     ``tokens (B, w)`` are target ids, of which row r has ``counts[r]``.
-    ``confidence (B, w)``: chance that a token is accepted given all before it
-    were. ``q[r]``: distributions ``(w, V)`` the row's tokens were drawn from,
-    only for independently sampled drafts. ``peaks (B, w)``: logits of the largest
-    probability of each slot, where the proposer has them.
+    ``confidence (B, w)``: the chance that a token is accepted, given that all
+    before it were. ``q[r]``: the distributions ``(w, V)`` the row's tokens were
+    drawn from, only for independently sampled drafts. ``peaks (B, w)``: logit of
+    the largest probability of each slot, where the proposer has one.
     """
 
     tokens: mx.array
@@ -51,7 +80,7 @@ class Draft:
     def confidence_rows(self) -> list[list[float]]:
         """The confidences of each row's drafted tokens; waits for the device.
 
-        What is no number (a drafter with damaged weights) is no confidence at all.
+        One that is not a number (a drafter with damaged weights) counts as 0.
         """
         rows: list[list[float]] = self.confidence.tolist()
         return [
@@ -79,27 +108,37 @@ class Draft:
         return Draft(mx.stack(tokens), tuple(counts), mx.stack(confidence), tuple(q))
 
 
-class Proposer(Protocol):
-    """``taps``: the target layers it reads. ``block``: most tokens it can draft.
-
-    ``calibrated``: its confidences were calibrated on held-out rounds.
-    ``kv_bytes_per_token``: what a position takes in its own context cache, 0 without one;
-    ``nbytes``: what the rows being decoded hold there.
-    """
-
-    name: str
-    taps: tuple[int, ...]
-    block: int
-    calibrated: bool
-    kv_bytes_per_token: float
+class RowState(Protocol):
+    """What a proposer keeps of one row outside the batch: in prefill, or with a kept prefix."""
 
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What must be evaluated for the state to stand by itself."""
+        ...
+
+    def extract(self, row: int) -> Any:
+        """A copy; ``row`` is 0."""
+        ...
+
+
+class Proposer(Protocol):
+    """The interface of every strategy; the order of calls is that of a row's life."""
+
+    @property
+    def spec(self) -> ProposerSpec: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes its rows hold in its own caches."""
+        ...
+
     # -- a row that is being prefilled, or waits to be reused --------------------------
 
     def new_row(self) -> Any:
-        """An empty row state."""
+        """An empty row state (``RowState``)."""
         ...
 
     def prefill(self, row: Any, tokens: Sequence[int], features: mx.array | None) -> list[mx.array]:
@@ -110,21 +149,29 @@ class Proposer(Protocol):
         """Context positions the row state covers."""
         ...
 
-    def roll_back_row(self, row: Any, length: int) -> None: ...
+    def trim_row(self, row: Any, length: int) -> None:
+        """Keep the first ``length`` positions of the row state."""
+        ...
 
     # -- the rows being decoded --------------------------------------------------------
 
-    def join(self, row: Any) -> None: ...
+    def extend(self, row: Any) -> None:
+        """Add a row behind those being decoded."""
+        ...
 
-    def keep(self, rows: Sequence[int]) -> None: ...
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        ...
 
-    def extract(self, row: int) -> Any: ...
+    def extract(self, row: int) -> Any:
+        """A row state of one of the rows, as ``prefill`` would have left it."""
+        ...
 
-    def foresee(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
+    def peek(self, anchors: Sequence[int]) -> list[tuple[float, ...] | None]:
         """Per row the confidences of the draft behind its anchor, where they are known already.
 
-        Such a draft is on the host and costs nothing; it may be empty. None: it is still
-        to be made. Called before a round is planned, and not in every round.
+        Such a draft is on the host and costs nothing; it may be empty. None: it is
+        still to be made. Called before a round is planned, and not in every round.
         """
         ...
 
@@ -132,11 +179,11 @@ class Proposer(Protocol):
         """Draft for all rows; at most ``rows[r].width`` tokens count for row r."""
         ...
 
-    def absorb(self, features: mx.array | None) -> list[mx.array]:
+    def append_features(self, features: mx.array | None) -> list[mx.array]:
         """Take in the features ``(B, W, T*H)`` of a verification; returns what to evaluate."""
         ...
 
-    def settle(
+    def commit(
         self,
         context: Sequence[Sequence[int]],
         verified: Sequence[int],
@@ -144,7 +191,7 @@ class Proposer(Protocol):
     ) -> None:
         """The round's outcome, per row: the tokens that joined the context, oldest first.
 
-        These are the row's old anchor and the drafted tokens that stood;
+        These are the row's old anchor and the accepted drafted tokens;
         ``accepted[r]`` of ``verified[r]`` drafted tokens were accepted.
         """
         ...

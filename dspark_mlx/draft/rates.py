@@ -1,4 +1,4 @@
-"""Running acceptance rates, for proposers that have no confidence head."""
+"""Running acceptance rates: the confidence of proposers that have no confidence head."""
 
 from __future__ import annotations
 
@@ -9,41 +9,38 @@ from collections.abc import Sequence
 # ones move it without swinging it.
 PRIOR_RATE = 0.5
 PRIOR_WEIGHT = 2.0
-# Old observations fade: about the last 1 / (1 - DECAY) count.
+# Old observations fade: about the last 1 / (1 - DECAY) = 33 count, a few replies' lines.
 DECAY = 0.97
 
 
-class HitRate:
-    """P(token k accepted | all before it were), by ``kind`` and position k."""
+class AcceptanceRate:
+    """P(draft token k is accepted | all before it were), by position k."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], tuple[float, float]] = {}
+        self._cells: list[tuple[float, float]] = []  # faded (accepted, observed) by position
 
-    def rate(self, kind: int, position: int) -> float:
-        hits, seen = self._cells.get((kind, position), (0.0, 0.0))
-        return (hits + PRIOR_RATE * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
-
-    def rates(self, kind: int, count: int) -> list[float]:
-        """Of positions 0..``count``; one seldom seen is taken to be like the one before it."""
+    def rates(self, count: int) -> list[float]:
+        """Of positions 0..``count``-1; one seldom observed is taken to be like the one before."""
         rates, prior = [], PRIOR_RATE
-        for position in range(count):
-            hits, seen = self._cells.get((kind, position), (0.0, 0.0))
-            prior = (hits + prior * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
+        for k in range(count):
+            accepted, seen = self._cells[k] if k < len(self._cells) else (0.0, 0.0)
+            prior = (accepted + prior * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
             rates.append(prior)
         return rates
 
-    def observe(self, kind: int, accepted: int, verified: int) -> None:
-        """One draft of which ``verified`` tokens were checked and ``accepted`` stood."""
-        for position in range(min(accepted + 1, verified)):
-            hits, seen = self._cells.get((kind, position), (0.0, 0.0))
-            hit = 1.0 if position < accepted else 0.0
-            self._cells[kind, position] = (DECAY * hits + hit, DECAY * seen + 1.0)
+    def observe(self, accepted: int, verified: int) -> None:
+        """One draft of which ``verified`` tokens were checked and ``accepted`` were right."""
+        for k in range(min(accepted + 1, verified)):
+            if k == len(self._cells):
+                self._cells.append((0.0, 0.0))
+            hits, seen = self._cells[k]
+            self._cells[k] = (DECAY * hits + (k < accepted), DECAY * seen + 1.0)
 
 
 class MatchRate:
     """P(the next token is the one that followed before), by how many tokens before it match.
 
-    Before anything is seen a match of n tokens counts as n hits and one miss: the
+    Before anything is observed a match of n tokens counts as n hits and one miss: the
     more of the text has repeated, the likelier it goes on to.
     """
 

@@ -1,7 +1,4 @@
-"""Where a round's time went: waiting for the device, building the model's graph, or the host.
-
-And what rounds cost that overlap, so that prices are not learned from their odd ends.
-"""
+"""Where a round's time went: waiting for the device, building the model's graph, or the host."""
 
 from __future__ import annotations
 
@@ -56,21 +53,21 @@ class RoundClock:
         return max(0.0, self.total - self.draft - self.verify - self._model)
 
 
-class Overlap:
-    """What each of several rounds cost, where each is begun before the last was read.
+class PipelinedTime:
+    """What one round cost, where each is dispatched before the one before it was read.
 
-    A queue that is full makes the first wait for most of the second, and the last is
-    done before it is asked for: only together do the two tell what one costs.
+    With two rounds in the queue the first waits for most of the second, and the
+    last is done before it is asked for: only their mean says what one costs.
     """
 
     def __init__(self) -> None:
         self._first = 0.0
 
-    def seconds(self, taken: float, *, was_begun: bool, begins_next: bool) -> float:
-        """Seconds to learn from, 0.0 for none, of a round that took ``taken``."""
-        if begins_next and not was_begun:
+    def of_round(self, taken: float, *, dispatched_early: bool, next_dispatched: bool) -> float:
+        """Seconds to learn from, 0.0 for none, of a round that took ``taken`` seconds."""
+        if next_dispatched and not dispatched_early:
             self._first = taken
             return 0.0
-        if was_begun and not begins_next and self._first:
+        if dispatched_early and not next_dispatched and self._first:
             taken, self._first = (self._first + taken) / 2, 0.0
         return taken

@@ -18,21 +18,21 @@ from ..events import Event, Notice, Prefill, Queued
 from ..model.cache import rounded
 from ..model.target import Target
 from ..request import Request, Status
-from .prefix_cache import Prefix, PrefixStore
-from .sequence import Reply
+from .prefix_cache import Prefix, PrefixCache
+from .sequence import SequenceState
 from .text import encode_chat, encode_text
 
 # While others decode, prefill in chunks of this share of the usual, so they do not stall.
 BUSY_SHARE = 4
 
 
-class Intake:
-    """Queue and prefill. ``kv_limit``: bytes of KV that active requests may reserve (one alone
-    may exceed it by part of a step in which buffers grow).
+class Prefiller:
+    """The queue, and prefill of one chunk a step.
 
-    ``default_method`` answers requests for ``auto``; ``reason`` says why it was
-    chosen. ``thinking`` is the mode the drafter was trained in, taken for chats
-    that do not ask for one.
+    ``kv_limit``: bytes of KV that active requests may reserve (a single one may
+    exceed it by part of a step in which buffers grow). ``default_method`` answers
+    requests for ``auto``; ``reason`` says why it was chosen. ``thinking`` is the
+    mode the drafter was trained in, taken for chats that do not ask for one.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Intake:
         reuse: bool,
         thinking: bool | None,
     ) -> None:
-        self.queue: list[Reply] = []
-        self.joining: list[tuple[Reply, Prefix]] = []
-        self.prefixes = PrefixStore(kv_limit // 4 if reuse else 0)
+        self.queue: list[SequenceState] = []
+        self.joining: list[tuple[SequenceState, Prefix]] = []
+        self.prefixes = PrefixCache(kv_limit // 4 if reuse else 0)
         self.context_limit = context_limit
         self.kv_limit = kv_limit
         self.default_method = default_method
@@ -66,9 +66,15 @@ class Intake:
     def nbytes(self) -> int:
         return sum(state.nbytes for _, state in self.joining) + self.prefixes.nbytes
 
-    def waiting(self) -> list[Reply]:
-        """Queued and prefilling replies, oldest first."""
-        return [*(reply for reply, _ in self.joining), *self.queue]
+    def clear(self) -> None:
+        """Forget everything that waits or was kept."""
+        self.queue.clear()
+        self.joining.clear()
+        self.prefixes.clear()
+
+    def waiting(self) -> list[SequenceState]:
+        """Prefilling and queued sequences, oldest first."""
+        return [*(seq for seq, _ in self.joining), *self.queue]
 
     def submit(self, request: Request) -> list[Event]:
         """Check and queue a request. Raises DsparkError when it can never be served."""
@@ -77,13 +83,13 @@ class Intake:
         if not prompt:
             raise UsageError("the prompt is empty")
         for token in request.sampling.logit_bias:
-            self._check_id(token)
+            self.check_id(token)
         if self.context_limit and len(prompt) >= self.context_limit:
             raise UsageError(
                 f"the prompt has {len(prompt)} tokens; the context is {self.context_limit}",
                 "shorten it or start a new chat",
             )
-        reply = Reply(
+        seq = SequenceState(
             request,
             prompt,
             self._tokenizer,
@@ -91,77 +97,86 @@ class Intake:
             vocab_size=self._target.vocab_size,
             processors=_processors(request),
         )
-        reply.method = method
-        if self._needs(reply) > self.kv_limit:
+        proposer = self._proposers.get(method)
+        seq.method = method
+        seq.samples_drafts = proposer is not None and proposer.spec.samples_drafts
+        if self._needs(seq) > self.kv_limit:
             raise CacheError(
-                f"this request may need {self._needs(reply) / 1e9:.2f} GB of KV cache; "
+                f"this request may need {self._needs(seq) / 1e9:.2f} GB of KV cache; "
                 f"the limit is {self.kv_limit / 1e9:.2f} GB",
                 "shorten the prompt, lower max tokens, or quantise the cache (--kv-bits 8)",
             )
-        self.queue.append(reply)
+        self.queue.append(seq)
         events: list[Event] = [Queued(request.id, len(self.waiting()) - 1)]
         trained, asked = self._thinking, request.thinking
-        if method == "dspark" and trained is not None and asked not in (None, trained):
+        drafts = proposer is not None and bool(proposer.spec.taps)
+        if drafts and trained is not None and asked not in (None, trained):
             mode = "on" if trained else "off"
             events.append(
                 Notice(f"this drafter was trained with thinking {mode}: expect fewer hits")
             )
         return events
 
-    def admit(self, decoding: Sequence[Reply], max_rows: int) -> None:
-        """Move waiting replies to prefill while there is a row and KV room for them."""
+    def admit(self, decoding: Sequence[SequenceState], max_rows: int) -> None:
+        """Move waiting sequences to prefill while there is a row and KV room for them."""
         while self.queue and len(self.joining) + len(decoding) < max_rows:
-            reply = self.queue[0]
+            seq = self.queue[0]
             active = [*decoding, *(r for r, _ in self.joining)]
             # Rows share one buffer a layer, so each takes as much as the longest.
-            reserved = (len(active) + 1) * max(map(self._holds, [*active, reply]))
+            reserved = (len(active) + 1) * max(map(self._holds, [*active, seq]))
             if active and reserved > self.kv_limit:
                 return
             self.queue.pop(0)
             self.prefixes.shrink(max(0, self.kv_limit - int(reserved)))
-            reply.status = Status.PREFILL
-            proposer = self._proposers.get(reply.method)
-            state = self.prefixes.take(reply.tokens[: reply.context], proposer)
+            seq.status = Status.PREFILL
+            proposer = self._proposers.get(seq.method)
+            state = self.prefixes.take(seq.tokens[: seq.context], proposer)
             if state is None:
-                draft = proposer.new_row() if proposer else None
-                state = Prefix([], self._target.make_rows(), reply.method, draft)
-            reply.reused = len(state.tokens)
-            self.joining.append((reply, state))
+                state = Prefix([], self._target.make_rows(), seq.method, None)
+            if proposer is not None and state.draft is None:
+                state.draft = proposer.new_row()
+                if state.tokens:  # it keeps no state of its own: it reads them again, on the host
+                    proposer.prefill(state.draft, state.tokens, None)
+            state.method = seq.method
+            seq.reused = len(state.tokens)
+            self.joining.append((seq, state))
 
-    def prefill(self, others_decode: bool) -> tuple[Event, tuple[Reply, Prefix] | None] | None:
-        """One chunk for the reply that waited longest; the reply itself once its prompt is in."""
+    def prefill(
+        self, others_decode: bool
+    ) -> tuple[Event, tuple[SequenceState, Prefix] | None] | None:
+        """One chunk for the sequence that waited longest; that sequence once its prompt is in."""
         if not self.joining:
             return None
-        reply, state = self.joining[0]
-        total = reply.context
+        seq, state = self.joining[0]
+        total = seq.context
         size = max(1, self._chunk // BUSY_SHARE) if others_decode else self._chunk
-        chunk = reply.tokens[len(state.tokens) : min(len(state.tokens) + size, total)]
+        chunk = seq.tokens[len(state.tokens) : min(len(state.tokens) + size, total)]
         if chunk:
-            self._append(reply, state, chunk)
-        event = Prefill(reply.id, len(state.tokens), total, reply.reused)
+            self._prefill_chunk(seq, state, chunk)
+        event = Prefill(seq.id, len(state.tokens), total, seq.reused)
         if len(state.tokens) < total:
             return event, None
         self.joining.pop(0)
-        reply.prefill_done()
-        return event, (reply, state)
+        seq.prefill_done()
+        return event, (seq, state)
 
-    def remove(self, reply: Reply) -> None:
-        """Take a reply out of the queue or of prefill; what was prefilled may be reused."""
-        if reply in self.queue:
-            self.queue.remove(reply)
+    def remove(self, seq: SequenceState) -> None:
+        """Take a sequence out of the queue or of prefill; what was prefilled may be reused."""
+        if seq in self.queue:
+            self.queue.remove(seq)
             return
-        for entry in [entry for entry in self.joining if entry[0] is reply]:
+        for entry in [entry for entry in self.joining if entry[0] is seq]:
             self.joining.remove(entry)
-            self.keep(entry[1])
+            self.remember(entry[1])
 
-    def keep(self, state: Prefix) -> None:
-        """Remember a row's state for requests that begin alike."""
-        if not self._target.factory.unsupported:
+    def remember(self, state: Prefix) -> None:
+        """Keep a row's state for requests that begin alike."""
+        if self._target.rollback == "exact":
             self.prefixes.put(state)
 
-    def _append(self, reply: Reply, state: Prefix, chunk: list[int]) -> None:
-        proposer = self._proposers.get(reply.method)
-        taps = proposer.taps if proposer else ()
+    def _prefill_chunk(self, seq: SequenceState, state: Prefix, chunk: list[int]) -> None:
+        proposer = self._proposers.get(seq.method)
+        taps = proposer.spec.taps if proposer else ()
         # The logits are never evaluated, so the head is not computed for a prompt.
         _, features = self._target.forward(mx.array([chunk]), state.rows, taps)
         waiting = list(state.rows.arrays)
@@ -169,31 +184,32 @@ class Intake:
             waiting += proposer.prefill(state.draft, chunk, features)
         mx.eval(waiting)
         state.tokens += chunk
-        state.rows.roll_back([len(state.tokens)])
+        state.rows.trim_to([len(state.tokens)])
         mx.clear_cache()
 
     def _room(self, request: Request, prompt: int, method: str) -> int:
-        """Most positions the reply may reach (0: no limit): without one of its own, what fits."""
+        """Most positions the sequence may reach (0: no limit), or what fits where it sets none."""
         size = self._size(method)
         fits = int(self.kv_limit / size) if size else 0
         if request.max_tokens != -1 or fits <= prompt:
             return self.context_limit
         return min(fits, self.context_limit or fits)
 
-    def _needs(self, reply: Reply) -> float:
-        """Bytes of KV the reply may come to need."""
-        return self._size(reply.method) * (reply.prompt_tokens + reply.budget)
+    def _needs(self, seq: SequenceState) -> float:
+        """Bytes of KV the sequence may come to need."""
+        return self._size(seq.method) * (seq.prompt_tokens + seq.budget)
 
-    def _holds(self, reply: Reply) -> float:
+    def _holds(self, seq: SequenceState) -> float:
         """Bytes its row may come to hold: buffers grow in whole steps, for a round's draft too."""
-        proposer = self._proposers.get(reply.method)
-        draft = proposer.block if proposer else 0
-        return self._size(reply.method) * rounded(reply.prompt_tokens + reply.budget + draft)
+        proposer = self._proposers.get(seq.method)
+        draft = proposer.spec.block if proposer else 0
+        return self._size(seq.method) * rounded(seq.prompt_tokens + seq.budget + draft)
 
     def _size(self, method: str) -> float:
         """Bytes a position takes in the caches of the target and of the proposer."""
         proposer = self._proposers.get(method)
-        return self._target.kv_bytes_per_token + (proposer.kv_bytes_per_token if proposer else 0.0)
+        own = proposer.spec.kv_bytes_per_token if proposer else 0.0
+        return self._target.kv_bytes_per_token + own
 
     def _method(self, request: Request) -> str:
         if request.method == "auto":
@@ -205,7 +221,7 @@ class Intake:
             )
         return request.method
 
-    def _check_id(self, token: int) -> None:
+    def check_id(self, token: int) -> None:
         """MLX indexes without checking, so an id that does not exist must not come near it."""
         if not 0 <= token < self._target.vocab_size:
             raise UsageError(f"token id {token} is not in this model's vocabulary")
@@ -213,7 +229,7 @@ class Intake:
     def _encode(self, request: Request) -> list[int]:
         if request.tokens is not None:
             for token in request.tokens:
-                self._check_id(token)
+                self.check_id(token)
             return list(request.tokens)
         if request.prompt is not None:
             return encode_text(self._tokenizer, request.prompt)

@@ -1,50 +1,49 @@
-"""Prompt prefixes worth keeping: KV state of finished replies, found by their tokens.
+"""Prompt prefixes worth keeping: the KV state of finished replies, found by their tokens.
 
 The next turn of a chat repeats everything before it, so its prefill can start
-where the last reply ended. Rows are handed over whole where possible and copied
-where a different conversation shares only their beginning.
+where the last reply ended. A state is handed over whole where possible, and
+copied where another conversation shares only its beginning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
-from ..draft import CopyingRow, Proposer
+from ..draft import Proposer, RowState
 from ..model.rows import Rows
 
-# What a proposer keeps of a row that holds arrays; anything else is rebuilt from the tokens.
-_WITH_ARRAYS = (Rows, CopyingRow)
-# A state is cut rather than copied when it loses less than this part of what is kept.
+# A state is cut rather than copied when that loses less than 1/8 of what is shared: a copy
+# takes memory for the whole prefix, a cut costs the prefill of the lost part at most.
 LOSS_SHARE = 8
 
 
 @dataclass
 class Prefix:
-    """One row's state: ``tokens`` are those its cache holds, ``draft`` the proposer's row."""
+    """One row's state: ``tokens`` are those its caches hold, ``draft`` the proposer's part.
+
+    ``draft`` is None for a proposer that keeps no state: it starts from the tokens again.
+    """
 
     tokens: list[int]
     rows: Rows
     method: str
-    draft: Any
+    draft: RowState | None
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + (self.draft.nbytes if isinstance(self.draft, _WITH_ARRAYS) else 0)
+        return self.rows.nbytes + (self.draft.nbytes if self.draft is not None else 0)
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What must be evaluated for the state to stand without the rows it was taken from."""
-        return self.rows.arrays + (
-            self.draft.arrays if isinstance(self.draft, _WITH_ARRAYS) else []
-        )
+        """What must be evaluated for the state to outlive the rows it was taken from."""
+        return self.rows.arrays + (self.draft.arrays if self.draft is not None else [])
 
 
-class PrefixStore:
-    """The last few prefixes, at most ``limit_bytes`` of KV, least recently used out first."""
+class PrefixCache:
+    """The last few prefixes, at most ``limit_bytes`` of KV; the least recently used goes first."""
 
     def __init__(self, limit_bytes: int, entries: int = 8) -> None:
         self._limit = limit_bytes
@@ -71,10 +70,11 @@ class PrefixStore:
             self._entries.pop(0)
 
     def take(self, tokens: Sequence[int], proposer: Proposer | None) -> Prefix | None:
-        """The state that covers most of ``tokens``, cut to what they share; None if nothing does.
+        """The state that covers most of ``tokens``, cut to what they share; None if none does.
 
-        With a proposer, only positions that its own state covers count: what
-        the target alone has seen would leave a hole in the drafter's context.
+        With a proposer that keeps state, only positions that this state covers
+        count: a prefix that the target alone has seen would leave a hole in the
+        drafter's context. The caller starts the row of any other proposer.
         """
         best, most = None, 0
         for entry in reversed(self._entries):
@@ -83,36 +83,28 @@ class PrefixStore:
                 best, most = entry, usable
         if best is None:
             return None
-        # Leave the state to its own conversation, unless what would be lost of it is little.
+        # Leave the state to its own conversation, unless little of it would be lost.
         if (len(best.tokens) - most) * LOSS_SHARE <= most:
             self._entries.remove(best)
         else:
-            best = Prefix(best.tokens, best.rows.extract(0), best.method, _copy(best.draft))
-        shared = list(tokens[:most])
-        best.rows.roll_back([most])
-        if proposer is None:
-            return Prefix(shared, best.rows, "none", None)
-        draft = best.draft
-        if proposer.taps:
-            proposer.roll_back_row(draft, most)
-        else:
-            draft = proposer.new_row()
-            proposer.prefill(draft, shared, None)
-        return Prefix(shared, best.rows, proposer.name, draft)
+            draft = best.draft.extract(0) if best.draft is not None else None
+            best = Prefix(best.tokens, best.rows.extract(0), best.method, draft)
+        best.rows.trim_to([most])
+        draft = None
+        if proposer is not None and proposer.spec.keeps_state:
+            draft = best.draft
+            proposer.trim_row(draft, most)
+        return Prefix(list(tokens[:most]), best.rows, best.method, draft)
 
     def _usable(self, entry: Prefix, tokens: Sequence[int], proposer: Proposer | None) -> int:
+        """How many positions of ``entry`` a prompt of ``tokens`` can start from."""
         shared = 0
         for ours, theirs in zip(tokens, entry.tokens, strict=False):
             if ours != theirs:
                 break
             shared += 1
-        if proposer is not None and proposer.taps:
-            if entry.method != proposer.name:
+        if proposer is not None and proposer.spec.keeps_state:
+            if entry.method != proposer.spec.name or entry.draft is None:
                 return 0
             shared = min(shared, proposer.row_length(entry.draft))
-        return shared if shared and entry.rows.can_roll_back(0, shared) else 0
-
-
-def _copy(draft: Any) -> Any:
-    """What outlives the row it was taken from."""
-    return draft.extract(0) if isinstance(draft, _WITH_ARRAYS) else None
+        return shared if shared and entry.rows.can_trim_to(0, shared) else 0

@@ -1,4 +1,4 @@
-"""Rounds as events: what was drafted, cut, verified and committed, and what it took."""
+"""Rounds as events: what was drafted, cut, verified and committed, and how long it took."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import mlx.core as mx
 
 from ..events import Load, Memory, RowStep, StepDone, Token
-from ..schedule.policy import RowView, Schedule
+from ..schedule.policy import Schedule
 from .clock import RoundClock
-from .sequence import Reply
+from .in_flight import InFlightStep, RowResult
+from .sequence import SequenceState
 
 
 class Reporter:
-    """Makes the events of one engine; numbers its steps."""
+    """Makes the events of one engine and numbers its steps."""
 
     def __init__(self, tokenizer: Any, weight_bytes: int) -> None:
         self.steps = 0
@@ -25,35 +26,30 @@ class Reporter:
 
     def row(
         self,
-        reply: Reply,
-        position: int,
-        drafted: Sequence[int],
-        confidence: Sequence[float],
+        seq: SequenceState,
+        step: InFlightStep,
         r: int,
-        schedule: Schedule,
+        result: RowResult,
         tokens: Sequence[Token],
         accepted: int,
-        view: RowView,
     ) -> RowStep:
-        survival, product = [], 1.0
-        for c in confidence:
-            product *= c
-            survival.append(product)
+        """Row ``r`` of ``step``: ``tokens`` were committed, ``accepted`` of them drafted."""
+        view, schedule = step.views[r], step.schedule
         return RowStep(
-            request_id=reply.id,
-            position=position,
-            method=reply.method,
-            drafted=tuple(drafted),
-            draft_texts=tuple(self._text(id) for id in drafted),
-            confidence=tuple(confidence),
-            survival=tuple(survival),
-            scheduled=schedule.lengths[r],
+            request_id=seq.id,
+            position=len(seq.tokens) - len(tokens),
+            method=seq.method,
+            drafted=tuple(result.drafted),
+            draft_texts=tuple(self._text(id) for id in result.drafted),
+            confidence=tuple(result.confidence),
+            survival=result.survival,
+            scheduled=result.scheduled,
             accepted=accepted,
             tokens=tuple(tokens),
             reason=schedule.reasons[r],
             curve=schedule.curves[r] if schedule.curves else (),
             calibrated=view.calibrated,
-            copied=view.foreseen is not None and bool(drafted),
+            copied=view.foreseen is not None and bool(result.drafted),
         )
 
     def step(

@@ -1,4 +1,4 @@
-"""One reply being written: its tokens, its text, where it ends, and its counts.
+"""One sequence: a request on its way, its tokens and text, where it ends, and its counts.
 
 Owns the rules of ending: end-of-text ids, stop strings, ``max_tokens`` and the
 context limit, each exact at every offset of a block. Knows no model.
@@ -13,6 +13,7 @@ from typing import Any
 
 from ..events import Finished, FinishReason, Token
 from ..request import Request, Status
+from .in_flight import RowResult
 from .text import TextStream
 
 
@@ -41,8 +42,8 @@ class Counts:
             self.survived[k] += k < accepted
 
 
-class Reply:
-    """A request on its way. ``tokens`` holds prompt and reply; its last is the anchor."""
+class SequenceState:
+    """A request on its way. ``tokens`` holds prompt and reply; the last one is the anchor."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Reply:
         )
         self.status = Status.QUEUED
         self.method = "none"
+        self.samples_drafts = False  # what its proposer declares (``ProposerSpec``)
         self.reused = 0
         self.counts = Counts()
         self.ended: FinishReason | None = None
@@ -107,13 +109,13 @@ class Reply:
         return self.budget - self.generated
 
     @property
-    def pathwise(self) -> bool:
+    def schedule_invariant(self) -> bool:
         """Whether the text is the same whatever is drafted and verified.
 
-        So it is unless an independently sampled draft is judged by rejection.
+        It is, unless independently sampled drafts are judged by rejection.
         """
         return (
-            self.method != "dspark"
+            not self.samples_drafts
             or self.request.sampler is not None
             or self.request.sampling.greedy
             or self.request.sampling.draft_sampling != "probabilistic"
@@ -145,41 +147,31 @@ class Reply:
     def prefill_done(self) -> None:
         self._prefilled = time.perf_counter()
 
-    def commit(
-        self,
-        drafted: Sequence[int],
-        accepted: int,
-        token: int,
-        confidence: Sequence[float],
-        scheduled: int,
-    ) -> tuple[list[Token], int]:
-        """Add the accepted part of a draft and the target's own ``token``.
+    def commit(self, result: RowResult) -> tuple[list[Token], int]:
+        """Add the accepted part of a draft and the target's own token.
 
         Stops at the first end inside it. Returns the tokens added, as events,
         and how many of them were accepted drafts.
         """
         added: list[Token] = []
-        survival = 1.0
-        for k, id in enumerate([*drafted[:accepted], token]):
+        accepted, survival = result.accepted, result.survival
+        for k, id in enumerate([*result.drafted[:accepted], result.token]):
             if len(self.tokens) in self._broken:
                 self.fail(self._broken[len(self.tokens)])
                 break
             if not 0 <= id < self._vocab_size:  # it must not come near an embedding
                 self.fail(f"the sampler failed: it chose token id {id}, which the model lacks")
                 break
-            chance = None
-            if k < accepted and k < len(confidence):
-                chance = confidence[k]
-                survival *= chance
             self.tokens.append(id)
             text = self._end(id)
+            known = k < accepted and k < len(survival)
             added.append(
                 Token(
                     id=id,
                     text=text,
                     origin="draft" if k < accepted else "target",
-                    confidence=chance,
-                    survival=None if chance is None else survival,
+                    confidence=result.confidence[k] if known else None,
+                    survival=survival[k] if known else None,
                 )
             )
             if self.ended:
@@ -190,7 +182,8 @@ class Reply:
         self._broken.clear()
         used = min(accepted, len(added))
         inside = self.ended is not None and len(added) <= accepted
-        self.counts.add(len(drafted), scheduled, used, used if inside else scheduled)
+        judged = used if inside else result.scheduled
+        self.counts.add(len(result.drafted), result.scheduled, used, judged)
         return added, used
 
     def _end(self, id: int) -> str:

@@ -14,7 +14,7 @@ mlx-lm models see an ordinary cache (``offset``, ``update_and_fetch``,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import mlx.core as mx
 
@@ -24,6 +24,10 @@ from ..errors import CacheError
 GROWTH = 256
 # A window layer keeps this many positions more than its window, for rollback.
 SLACK = 256
+# How a cache returns to fewer positions after a verification:
+# exact: by a smaller number; replay: by running the kept tokens again; none: it cannot.
+Rollback: TypeAlias = Literal["exact", "replay", "none"]
+
 # Groups that mx.quantize knows, the one mlx-lm prefers first.
 GROUP_SIZES = (64, 32)
 
@@ -35,6 +39,8 @@ class RowsKV:
     first of them still stored. ``window`` limits attention to the last that
     many positions (None: all of them).
     """
+
+    rollback: Rollback = "exact"
 
     def __init__(self, rows: int = 1, window: int | None = None) -> None:
         self.window = window
@@ -125,14 +131,14 @@ class RowsKV:
     def rows(self) -> int:
         return len(self.lengths)
 
-    def can_roll_back(self, row: int, length: int) -> bool:
+    def can_trim_to(self, row: int, length: int) -> bool:
         """Whether row ``row`` can return to ``length`` positions with its window whole."""
         if not 0 <= length <= self.lengths[row]:
             return False
         reach = 0 if self.window is None else max(0, length - self.window + 1)
         return self.start[row] <= reach
 
-    def roll_back(self, lengths: Sequence[int]) -> None:
+    def trim_to(self, lengths: Sequence[int]) -> None:
         """Forget what each row holds past ``lengths[r]``. Raises CacheError, changing nothing.
 
         Called after every forward, also when nothing was rejected: between two
@@ -140,7 +146,7 @@ class RowsKV:
         more can be dropped without a mask noticing.
         """
         for row, length in enumerate(lengths):
-            if not self.can_roll_back(row, length):
+            if not self.can_trim_to(row, length):
                 raise CacheError(
                     f"cannot roll back from position {self.lengths[row]} to {length}: "
                     f"positions before {self.start[row]} are no longer stored"
@@ -148,7 +154,7 @@ class RowsKV:
         self.lengths = list(lengths)
         self._drop_unreachable()
 
-    def join(self, other: RowsKV) -> None:
+    def extend(self, other: RowsKV) -> None:
         """Add the rows of ``other`` (same layer, same settings) behind this cache's own."""
         if not other.parts or not self.parts:
             if other.parts:
@@ -164,7 +170,7 @@ class RowsKV:
         self.lengths = self.lengths + other.lengths
         self.start = self.start + other.start
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order; frees what no remaining row needs."""
         self.lengths = [self.lengths[r] for r in rows]
         self.start = [self.start[r] for r in rows]

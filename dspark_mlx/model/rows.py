@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from ..errors import CacheError, UsageError
-from .cache import QuantizedRowsKV, RowsKV
+from .cache import QuantizedRowsKV, Rollback, RowsKV
 
 KV_BITS = (2, 3, 4, 5, 6, 8)
 KV_GROUP_SIZES = (32, 64, 128)  # what MLX quantises at once
@@ -23,6 +23,8 @@ KV_GROUP_SIZES = (32, 64, 128)  # what MLX quantises at once
 
 class Rows:
     """The layers' caches of B rows; ``lengths[r]`` positions of row r are held by all."""
+
+    rollback: Rollback = "exact"
 
     def __init__(self, layers: Sequence[RowsKV], rows: int = 1) -> None:
         self.layers = list(layers)
@@ -40,23 +42,23 @@ class Rows:
         """What must be evaluated for the cache to hold its content."""
         return [part for layer in self.layers for part in layer.parts]
 
-    def can_roll_back(self, row: int, length: int) -> bool:
-        return all(layer.can_roll_back(row, length) for layer in self.layers)
+    def can_trim_to(self, row: int, length: int) -> bool:
+        return all(layer.can_trim_to(row, length) for layer in self.layers)
 
-    def roll_back(self, lengths: Sequence[int]) -> None:
+    def trim_to(self, lengths: Sequence[int]) -> None:
         """Keep ``lengths[r]`` positions of row r. Called after every forward."""
         for layer in self.layers:
-            layer.roll_back(lengths)
+            layer.trim_to(lengths)
         self.lengths = list(lengths)
 
-    def join(self, other: Rows) -> None:
+    def extend(self, other: Rows) -> None:
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.join(theirs)
+            mine.extend(theirs)
         self.lengths = self.lengths + other.lengths
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         for layer in self.layers:
-            layer.keep(rows)
+            layer.filter(rows)
         self.lengths = [self.lengths[r] for r in rows]
 
     def extract(self, row: int) -> Rows:
@@ -71,6 +73,8 @@ class ForwardOnlyRow(Rows):
     Good for plain decoding: it can only move forward, alone.
     """
 
+    rollback: Rollback = "none"
+
     def __init__(self, layers: Sequence[Any], kinds: str) -> None:
         super().__init__([])
         self.layers = list(layers)
@@ -84,18 +88,18 @@ class ForwardOnlyRow(Rows):
     def arrays(self) -> list[Any]:
         return [layer.state for layer in self.layers]
 
-    def can_roll_back(self, row: int, length: int) -> bool:
+    def can_trim_to(self, row: int, length: int) -> bool:
         return False
 
-    def roll_back(self, lengths: Sequence[int]) -> None:
+    def trim_to(self, lengths: Sequence[int]) -> None:
         if lengths[0] < self.lengths[0]:
             raise CacheError(f"{self._kinds} cannot be rolled back")
         self.lengths = list(lengths)
 
-    def join(self, other: Rows) -> None:
+    def extend(self, other: Rows) -> None:
         raise CacheError(f"{self._kinds} cannot hold several requests")
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def filter(self, rows: Sequence[int]) -> None:
         if list(rows) != [0]:
             self.layers = []
             self.lengths = []
@@ -107,9 +111,9 @@ class ForwardOnlyRow(Rows):
 class RowsFactory:
     """Makes empty rows for one model.
 
-    ``unsupported`` names the cache types that have no exact rollback; empty
-    when the model can speculate and serve several rows. ``kv_bits`` quantises
-    keys and values (None: as computed).
+    ``rollback`` is how its rows return to fewer positions, the weakest of its
+    layers; ``cannot_roll_back`` names the cache types that are the reason for
+    ``none``. ``kv_bits`` quantises keys and values (None: as computed).
     """
 
     def __init__(
@@ -138,10 +142,11 @@ class RowsFactory:
                 self._windows.append(layer.max_size)
             else:
                 unknown[type(layer).__name__] = None
-        self.unsupported = tuple(unknown)
-        if kv_bits is not None and self.unsupported:
+        self.cannot_roll_back = tuple(unknown)
+        self.rollback: Rollback = "none" if unknown else "exact"
+        if kv_bits is not None and self.rollback == "none":
             raise CacheError(
-                f"this model's cache ({', '.join(self.unsupported)}) cannot be quantised",
+                f"this model's cache ({', '.join(self.cannot_roll_back)}) cannot be quantised",
                 "leave --kv-bits out",
             )
 
@@ -152,8 +157,8 @@ class RowsFactory:
 
     def make(self) -> Rows:
         """One empty row."""
-        if self.unsupported:
-            return ForwardOnlyRow(make_prompt_cache(self._model), ", ".join(self.unsupported))
+        if self.rollback == "none":
+            return ForwardOnlyRow(make_prompt_cache(self._model), ", ".join(self.cannot_roll_back))
         if self._bits is None:
             return Rows([RowsKV(1, w) for w in self._windows])
         return Rows(

@@ -1,9 +1,9 @@
-"""Layers of a model that are watched while it runs: their outputs kept, or work on them begun.
+"""Layers of a model that are watched while it runs: their outputs kept, or dispatched early.
 
 A watched layer gets a subclass that calls its own ``__call__`` and passes on what
 went in and came out; parameters and module tree stay as they are, and the class
 is put back when the watch ends. A model is watched by one thread at a time
-(``Target.turns``). Knows nothing of targets or caches.
+(``Target.model_lock``). Knows nothing of targets or caches.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ import mlx.core as mx
 import mlx.nn as nn
 
 EMBEDDING = -1  # the tap that stands for the input of the first layer
-BEGIN_EVERY = 2  # layers handed to the device at a time
+# Layers handed to the device at a time. Two made a step of 1, 2, 4 and 6 tokens x0.90, 0.88, 0.95
+# and 0.90 as long (benchmarks/begin.py, 2-core Linux, 2026-11-30).
+EAGER_LAYERS = 2
 
-Begin = Callable[[mx.array], None]
+EagerDispatch = Callable[[mx.array], None]
 Keep = Callable[[Any, Any], None]
 
 
 @contextmanager
 def record(
-    layers: Sequence[nn.Module], taps: Sequence[int], begin: Begin | None = None
+    layers: Sequence[nn.Module], taps: Sequence[int], eager: EagerDispatch | None = None
 ) -> Iterator[dict[int, mx.array]]:
     """While open, keep the outputs of ``layers[i]`` for each tap i (-1: the input of layer 0).
 
     A lazy backend builds the graph of the whole model before it computes any of
-    it. With ``begin``, called with the output of every ``BEGIN_EVERY``-th layer,
+    it. With ``eager``, called with the output of every ``EAGER_LAYERS``-th layer,
     the device works on the first layers while the host still builds the others.
     """
     seen: dict[int, mx.array] = {}
@@ -43,9 +45,9 @@ def record(
 
     for tap in dict.fromkeys(taps):
         want(layers[max(tap, 0)], _keeper(seen, tap))
-    if begin is not None:
-        for layer in {id(layer): layer for layer in layers[::BEGIN_EVERY]}.values():
-            want(layer, lambda x, out: begin(_hidden(out)))
+    if eager is not None:
+        for layer in {id(layer): layer for layer in layers[::EAGER_LAYERS]}.values():
+            want(layer, lambda x, out: eager(_hidden(out)))
     with ExitStack() as undo:
         for layer, keeps in wanted.values():
             undo.callback(_attach(layer, keeps))

@@ -17,8 +17,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
 from ..errors import DsparkError, ModelError
+from .cache import Rollback
 from .rows import Rows, RowsFactory
-from .taps import EMBEDDING, Begin, record, watched
+from .taps import EMBEDDING, EagerDispatch, record, watched
 
 _MAKING = threading.Lock()
 
@@ -41,7 +42,7 @@ class Target:
     ) -> None:
         self.model = model
         # Held for a whole round: threads with engines of their own on one model take turns.
-        self.turns = _turns(model)
+        self.model_lock = _model_lock(model)
         self.config = config or {}
         self.factory = RowsFactory(model, kv_bits, kv_group_size)
         self.kv_bits = kv_bits
@@ -61,7 +62,7 @@ class Target:
         # Bytes one position of one row takes in the KV cache; known once ``check`` has run.
         self.kv_bytes_per_token = 0.0
         # Whether rows of different lengths may share a call; ``check`` finds out.
-        self.batches = not self.factory.unsupported
+        self.batches = self.rollback != "none"
 
     @property
     def weight_bytes(self) -> int:
@@ -76,6 +77,17 @@ class Target:
         return next(d for d in dtypes if mx.issubdtype(d, mx.floating))
 
     @property
+    def rollback(self) -> Rollback:
+        """How rejected tokens leave the caches; with ``none`` nothing can be drafted."""
+        return self.factory.rollback
+
+    @property
+    def no_rollback_reason(self) -> str:
+        """Why nothing can be drafted for this model, for a message; empty where it can."""
+        kinds = ", ".join(self.factory.cannot_roll_back)
+        return f"the model's cache ({kinds}) cannot be rolled back" if kinds else ""
+
+    @property
     def context_limit(self) -> int:
         """Most positions the model was made for; 0 when its config does not say."""
         text = self.config.get("text_config", self.config)
@@ -86,20 +98,24 @@ class Target:
         return self.factory.make()
 
     def forward(
-        self, tokens: mx.array, rows: Rows, taps: Sequence[int] = (), begin: Begin | None = None
+        self,
+        tokens: mx.array,
+        rows: Rows,
+        taps: Sequence[int] = (),
+        eager: EagerDispatch | None = None,
     ) -> tuple[mx.array, mx.array | None]:
         """One call of the model on ``tokens (B, L)``, appended to ``rows``.
 
         Returns logits ``(B, L, V)`` and, with ``taps``, features
         ``(B, L, len(taps) * H)``: the raw outputs of those decoder layers
         (-1: what enters the first), concatenated in that order. Both lazy:
-        logits that nobody evaluates are never computed. ``begin`` is given hidden
+        logits that nobody evaluates are never computed. ``eager`` is given hidden
         states on the way, for the device to begin on (``mx.async_eval``). The
         caller rolls ``rows`` back to what it keeps before the next call.
         """
-        if not taps and begin is None:
+        if not taps and eager is None:
             return self.model(tokens, cache=rows.layers), None
-        with record(self.layers, taps, begin) as seen:
+        with record(self.layers, taps, eager) as seen:
             logits = self.model(tokens, cache=rows.layers)
         if not taps:
             return logits, None
@@ -145,9 +161,9 @@ class Target:
             self.kv_bytes_per_token = self._measure_kv()
             rows = RowsFactory(self.model).make()
             first, features = self.forward(tokens[:, :9], rows, taps)
-            rows.roll_back([9])
+            rows.trim_to([9])
             ragged = self._ragged(rows, tokens)
-            second, _ = self.forward(tokens[:, 9:], rows, taps, begin=mx.async_eval)
+            second, _ = self.forward(tokens[:, 9:], rows, taps, eager=mx.async_eval)
             mx.eval(first, second, *([] if features is None else [features]))
         except DsparkError:
             raise
@@ -172,11 +188,11 @@ class Target:
 
     def _ragged(self, rows: Rows, tokens: mx.array) -> mx.array | None:
         """Logits of three tokens behind 9 and behind 6 in one call; None if it is not possible."""
-        if self.factory.unsupported:
+        if self.rollback == "none":
             return None
         both, shorter = rows.extract(0), rows.extract(0)
-        shorter.roll_back([6])
-        both.join(shorter)
+        shorter.trim_to([6])
+        both.extend(shorter)
         try:
             logits, _ = self.forward(mx.concatenate([tokens[:, 9:12], tokens[:, 6:9]]), both)
             mx.eval(logits)
@@ -187,19 +203,19 @@ class Target:
     def _measure_kv(self) -> float:
         """Bytes a position takes, from a row that holds a few; 0 for caches of another kind."""
         rows = self.make_rows()
-        if self.factory.unsupported:
+        if self.rollback == "none":
             return 0.0
         self.forward(mx.array([[0, 1]]), rows)
         return sum(part.nbytes / part.shape[2] for part in rows.arrays)
 
 
-def _turns(model: nn.Module) -> Any:
+def _model_lock(model: nn.Module) -> Any:
     """The one lock of ``model``, whoever asks."""
     with _MAKING:
-        lock = getattr(model, "_turns", None)
+        lock = getattr(model, "_model_lock", None)
         if lock is None:
             lock = threading.RLock()
-            object.__setattr__(model, "_turns", lock)
+            object.__setattr__(model, "_model_lock", lock)
         return lock
 
 

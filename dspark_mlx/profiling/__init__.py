@@ -54,10 +54,9 @@ def profile_engine(
     Raises ModelError for a model that cannot speculate, UsageError for an engine that is
     decoding, and Cancelled.
     """
-    if engine.target.factory.unsupported:
-        kinds = ", ".join(engine.target.factory.unsupported)
+    if engine.target.rollback == "none":
         raise ModelError(
-            f"this model's cache ({kinds}) cannot be rolled back, so nothing is drafted",
+            f"{engine.target.no_rollback_reason}, so nothing is drafted",
             "there is nothing to measure; it decodes plainly",
         )
     if engine.active:
@@ -86,7 +85,7 @@ def load_or_profile(
     A model that cannot speculate gets an empty cost model. ``again`` measures in any case. A
     measurement that cannot be stored is used nevertheless, and a Notice says so.
     """
-    if engine.target.factory.unsupported:
+    if engine.target.rollback == "none":
         return CostModel()
     key = cost_key(engine, model, drafter)
     path = profile_path(key, cache_dir)

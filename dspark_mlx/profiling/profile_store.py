@@ -27,8 +27,8 @@ def cost_key(engine: Engine, model: str, drafter: str | None = None) -> CostKey:
 
     ``drafter`` is part of it only where one is loaded.
     """
-    methods = ", ".join(f"{p.name} {p.block}" for p in engine.batch.proposers.values())
-    loaded = any(p.taps for p in engine.batch.proposers.values())
+    methods = ", ".join(f"{p.spec.name} {p.spec.block}" for p in engine.batch.proposers.values())
+    loaded = any(p.spec.keeps_state for p in engine.batch.proposers.values())
     pair = f"{model} + {drafter}" if drafter and loaded else model
     return CostKey(
         model=f"{pair}, {engine.target.weight_bytes} bytes, {methods or 'no proposer'}",
@@ -89,7 +89,8 @@ def covers(cost: CostModel, engine: Engine) -> bool:
 def _precision(engine: Engine) -> str:
     target = engine.target
     parts = [f"target {_bits(target.model)}"]
-    drafters = [getattr(p, "drafter", None) for p in engine.batch.proposers.values()]
+    proposers = [getattr(p, "inner", p) for p in engine.batch.proposers.values()]
+    drafters = [getattr(p, "drafter", None) for p in proposers]
     parts += [f"drafter {_bits(d)}" for d in drafters if isinstance(d, nn.Module)]
     parts.append(f"kv {target.kv_bits}-bit" if target.kv_bits else "kv as computed")
     return ", ".join(parts)

@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from ..draft import CopyingProposer, Proposer
+from ..draft import Proposer
+from ..draft.copying import CopyFirst
 from ..engine.engine import Engine
 from ..events import Loading, Notice, StepDone
 from ..request import Request
@@ -60,10 +61,10 @@ class Profiler:
         self._report, self._cancel, self._clock = report, cancel, clock
         # Copies cost nothing, and the text below repeats itself.
         self._proposers: dict[str, Proposer] = {
-            name: proposer.alone if isinstance(proposer, CopyingProposer) else proposer
+            name: proposer.inner if isinstance(proposer, CopyFirst) else proposer
             for name, proposer in engine.batch.proposers.items()
         }
-        self._blocks = {name: p.block for name, p in self._proposers.items()}
+        self._blocks = {name: p.spec.block for name, p in self._proposers.items()}
         self._first: dict[StepKind, float] = {}  # warm-ups, which count where nothing else is known
         self._samples: Samples = {}
         self._setup_seconds: dict[tuple[int, int], float] = {}  # by context and rows
@@ -83,7 +84,7 @@ class Profiler:
             overlap = self._overlap(overhead)
         finally:
             for proposer in self._proposers.values():
-                proposer.keep([])
+                proposer.filter([])
             mx.clear_cache()
         self._progress(1.0)
         return self._cost(overhead=overhead, look=look, overlap=overlap, key=key)
@@ -93,11 +94,11 @@ class Profiler:
     def _choose(self, budget: float) -> list[StepKind]:
         """The levels that fit into ``budget`` seconds; the first is measured whatever it costs."""
         contexts = [SHALLOW, DEEP]
-        limit = self.engine.intake.context_limit
+        limit = self.engine.prefiller.context_limit
         if limit:
             contexts = [c for c in contexts if c + 64 <= limit] or [max(1, limit // 2)]
         kv_bytes = self.engine.target.kv_bytes_per_token * contexts[-1] * self.engine.max_rows
-        if kv_bytes > self.engine.intake.kv_limit / 2:
+        if kv_bytes > self.engine.prefiller.kv_limit / 2:
             contexts = contexts[:1]
         first, *levels = grid(self.engine.max_rows, self._blocks, contexts)
         self._pass(first)
@@ -167,10 +168,10 @@ class Profiler:
     def _price_rounds(self) -> tuple[float, float]:
         """Seconds of a round besides its step and draft: the host's own work (commit, report,
         roll back), and what reading the confidences before verification adds."""
-        proposer = self._proposers.get(self.engine.intake.default_method)
+        proposer = self._proposers.get(self.engine.prefiller.default_method)
         policy, count = Fixed(), HOST_ROUNDS
-        if proposer is not None and proposer.taps:  # else the drafts are on the host anyway
-            one = self._cost().seconds(1, proposer.block + 1, SHALLOW)
+        if proposer is not None and not proposer.spec.host_only:
+            one = self._cost().seconds(1, proposer.spec.block + 1, SHALLOW)
             least, most = ROUNDS
             count = int(min(max(ROUNDS_SHARE * self.budget / one, least), most))
             policy = _ReadSomeConfidences()
@@ -202,11 +203,11 @@ class Profiler:
             old.tokenizer,
             list(self._proposers.values()),
             policy,
-            default_method=old.intake.default_method,
+            default_method=old.prefiller.default_method,
             max_rows=1,
             reuse=False,
         )
-        limit = old.intake.context_limit
+        limit = old.prefiller.context_limit
         tokens = tuple(1 + k % 4 for k in range(min(16, limit // 2 or 1) if limit else 16))
         # More tokens than these rounds can write: rounds at the end of a reply are shorter.
         most = (count + 1) * (1 + max(self._blocks.values(), default=0))

@@ -35,7 +35,7 @@ class StepTimer:
         self.rows, self.context = rows, context
         self._target = target
         self._proposers = list(proposers)
-        self._taps = tuple(dict.fromkeys(t for p in proposers for t in p.taps))
+        self._taps = tuple(dict.fromkeys(t for p in proposers for t in p.spec.taps))
         self._cache = blank_rows(target, rows, context)
         self._drafted_from = DRAFT_CONTEXT
         self._fill_proposers()
@@ -43,7 +43,7 @@ class StepTimer:
     def close(self) -> None:
         """Take the rows away from the proposers."""
         for proposer in self._proposers:
-            proposer.keep([])
+            proposer.filter([])
 
     def draft(self, proposer: Proposer, width: int) -> float:
         """``proposer`` drafts ``width`` tokens for every row."""
@@ -68,11 +68,11 @@ class StepTimer:
             size = len(self._taps) * self._target.hidden_size
             features = mx.zeros((1, len(text), size), dtype=self._target.dtype)
         for proposer in self._proposers:
-            proposer.keep([])
+            proposer.filter([])
             for _ in range(self.rows):
                 row = proposer.new_row()
                 mx.eval(proposer.prefill(row, text, self._share(proposer, features)))
-                proposer.join(row)
+                proposer.extend(row)
 
     def _draft_rows(self, width: int) -> list[DraftRow]:
         return [DraftRow(1, self._drafted_from + 1, _GREEDY, width)] * self.rows
@@ -81,25 +81,25 @@ class StepTimer:
         """As the engine verifies: forward, choice, features to the proposers, rollback."""
         width = tokens.shape[1]
         logits, features = self._target.forward(
-            tokens, self._cache, self._taps, begin=mx.async_eval
+            tokens, self._cache, self._taps, eager=mx.async_eval
         )
         specs = [RowSpec(_GREEDY, self.context, width - 1)] * self.rows
         verdict = verify(tokens[:, 1:] if width > 1 else None, logits, specs)
         waiting = [verdict.accepted, verdict.token, *self._cache.arrays]
         for proposer in self._proposers:
-            waiting += proposer.absorb(self._share(proposer, features))
+            waiting += proposer.append_features(self._share(proposer, features))
         mx.eval(waiting)
         verdict.accepted.tolist()
-        self._cache.roll_back([self.context] * self.rows)
+        self._cache.trim_to([self.context] * self.rows)
         self._drafted_from += 1
         for proposer in self._proposers:
-            proposer.settle([[1]] * self.rows, [width - 1] * self.rows, [0] * self.rows)
+            proposer.commit([[1]] * self.rows, [width - 1] * self.rows, [0] * self.rows)
 
     def _share(self, proposer: Proposer, features: mx.array | None) -> mx.array | None:
-        if features is None or not proposer.taps:
+        if features is None or not proposer.spec.taps:
             return None
         size = self._target.hidden_size
-        return features[..., : len(proposer.taps) * size]
+        return features[..., : len(proposer.spec.taps) * size]
 
 
 class _Stopwatch:

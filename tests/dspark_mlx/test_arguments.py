@@ -9,8 +9,7 @@ import pytest
 from bpe import byte_tokenizer
 from toys import llama_toy
 
-from dspark_mlx import SamplingParams, batch_generate, load
-from dspark_mlx.api import generate
+from dspark_mlx import SamplingParams, batch_generate, generate, load
 from dspark_mlx.errors import UsageError
 from dspark_mlx.request import Cuts
 

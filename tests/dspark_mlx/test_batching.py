@@ -22,12 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MODELS, prompt
 
-from dspark_mlx.draft import LookupProposer
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.errors import UsageError
 from dspark_mlx.events import Finished, StepDone
 from dspark_mlx.model import cache
 from dspark_mlx.request import Cuts, Method, Request
-from dspark_mlx.schedule.cost import CostModel
 
 LENGTHS = (3, 30, 17, 1, 55, 12)
 
@@ -135,7 +134,7 @@ def test_a_row_alone_at_first_and_at_last() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_no_round_is_thrown_away_when_rows_come_and_go(kind: str) -> None:
-    """A round begun ahead lands before a row joins, and goes on for those that stay."""
+    """A round dispatched early lands before a row joins, and goes on for those that stay."""
     engine = make_engine(toy_target(kind), proposers(kind), policy="off", max_rows=3)
     forwards = rounds = kept = 0
     forward = engine.batch.forward_tokens
@@ -151,29 +150,37 @@ def test_no_round_is_thrown_away_when_rows_come_and_go(kind: str) -> None:
         nonlocal rounds, kept
         rounds += sum(isinstance(e, StepDone) for e in events)
         left = any(isinstance(e, Finished) for e in events)
-        kept += left and engine._ahead is not None
+        kept += left and engine._next is not None
 
     # One that stops in mid-flight where nobody could foresee it, one that is cancelled.
     own = engine.tokenizer.decode(plain_text(kind, tuple(prompt(LENGTHS[1], 1)), 10))
-    stops = request("stops", LENGTHS[1], 1, max_tokens=32, method="dspark", stop=(own[-3:],))
-    later = {2: [ask(2, 30, "lookup")], 7: [ask(2, 30, "lookup").id], 16: [ask(3, 16)]}
-    ran = run(engine, ask(0, 32), stops, later=later, each=watch)
+    stops = request("stops", LENGTHS[1], 1, max_tokens=32, method="none", stop=(own[-3:],))
+    later = {2: [ask(2, 30, "none")], 7: [ask(2, 30, "none").id], 16: [ask(3, 16, "none")]}
+    ran = run(engine, ask(0, 32, "none"), stops, later=later, each=watch)
     stopped = ran.pop("stops")
     assert stopped.reason == "stop" and stopped.text == own[: own.index(own[-3:])]
-    assert ran.pop("2-30-lookup").reason == "cancelled"
+    assert ran.pop("2-30-none").reason == "cancelled"
     expect(kind, ran)
     assert forwards == rounds
     assert kept
 
 
-@pytest.mark.parametrize("saved", [None, 0.0, 0.01])
-def test_plain_rounds_are_begun_early_unless_that_saves_nothing(saved: float | None) -> None:
-    engine = make_engine(toy_target("llama"), policy="off")
-    if saved is not None:
-        engine.cost = CostModel({0: {1: {1: 0.1}}}, overlap=saved)
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_plain_rounds_are_dispatched_early_where_the_engine_is_pipelined(pipelined: bool) -> None:
+    engine = make_engine(toy_target("llama"), policy="off", pipelined=pipelined)
     early = []
-    expect("llama", run(engine, ask(0, 12), each=lambda e, _: early.append(e._ahead is not None)))
-    assert any(early) == (saved != 0.0)
+    expect("llama", run(engine, ask(0, 12), each=lambda e, _: early.append(e._next is not None)))
+    assert any(early) == pipelined
+
+
+def test_rows_that_could_draft_are_planned_for_most_rounds() -> None:
+    """A quarter of the plain rounds so far, at most, go by without asking the policy."""
+    engine = make_engine(toy_target("llama"), [ScriptProposer([], 4)], policy="off")
+    asked = []
+    plan = engine.policy.plan
+    engine.policy.plan = lambda rows: asked.append(engine._reporter.steps) or plan(rows)  # type: ignore[method-assign]
+    run(engine, request("a", max_tokens=60, ignore_eos=True))
+    assert asked[:4] == [0, 1, 2, 3] and 8 < len(asked) < 30
 
 
 @pytest.mark.parametrize("count", [1, 2, 31, 32])
@@ -189,7 +196,7 @@ def test_prefill_of_one_does_not_stop_the_others() -> None:
     rounds_between = []
 
     def watch(engine: Any, events: Any) -> None:
-        if any(r.id.startswith("4") for r, _ in engine.intake.joining):
+        if any(r.id.startswith("4") for r, _ in engine.prefiller.joining):
             rounds_between.append(sum(isinstance(e, StepDone) for e in events))
 
     ran = run(engine, ask(0, 32), later={3: [ask(4, 8)]}, each=watch)
@@ -235,9 +242,9 @@ def test_cancelling_at_any_moment(when: str) -> None:
         engine.step()
     victim = "second" if when == "queued" else "first"
     if when == "prefill":
-        assert engine.intake.joining
+        assert engine.prefiller.joining
     if when == "ahead":
-        assert engine._ahead is not None
+        assert engine._next is not None
     assert engine.cancel(victim)
     events = engine.step()
     ended = [e for e in events if getattr(e, "reason", None) == "cancelled"]
@@ -251,7 +258,7 @@ def test_cancelling_at_any_moment(when: str) -> None:
         assert tuple(rest["third"].tokens) == plain_text("llama", tuple(prompt(12, 2)), 12)
     while engine.active:
         engine.step()
-    assert engine.batch.rows is None and not engine.batch.replies
+    assert engine.batch.rows is None and not engine.batch.sequences
 
 
 def test_scripts_and_cuts_differ_by_row() -> None:
@@ -274,12 +281,12 @@ def test_two_hundred_short_requests_leave_nothing_behind() -> None:
     ran = run(engine, later=later)
     assert len(ran) == 200
     assert engine.kv_bytes == 0
-    assert engine.batch.rows is None and not engine.batch.replies
-    assert not engine.intake.queue and not engine.intake.joining
-    assert not engine.intake.prefixes._entries
+    assert engine.batch.rows is None and not engine.batch.sequences
+    assert not engine.prefiller.queue and not engine.prefiller.joining
+    assert not engine.prefiller.prefixes._entries
     for proposer in engine.batch.proposers.values():
         assert len(proposer._rows) == 0
-    assert not engine._events and engine._ahead is None
+    assert not engine._events and engine._next is None
     engine.step()
     assert engine.logits_of("r199") is None
 
@@ -288,7 +295,7 @@ def test_kept_prefixes_are_bounded() -> None:
     engine = make_engine(toy_target("llama"), proposers("llama"), max_rows=4)
     for i in range(40):
         run(engine, request(f"r{i}", 4 + i, i, max_tokens=3))
-        assert len(engine.intake.prefixes._entries) <= 8
+        assert len(engine.prefiller.prefixes._entries) <= 8
 
 
 def test_many_rows_reserve_no_more_than_the_limit() -> None:

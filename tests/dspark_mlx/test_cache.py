@@ -84,37 +84,37 @@ class Rows(RuleBasedStateMachine):
         before = [len(t) for t in self.texts]
         self.append(self.kv, self.texts, width)
         kept = [n + data.draw(st.integers(0, width)) for n in before]
-        self.kv.roll_back(kept)
+        self.kv.trim_to(kept)
         self.texts = [t[:n] for t, n in zip(self.texts, kept, strict=True)]
 
     @rule(data=st.data())
     def further_back(self, data: st.DataObject) -> None:
         """Further than a round: done exactly, or refused."""
         wanted = [data.draw(st.integers(0, len(t))) for t in self.texts]
-        possible = [self.kv.can_roll_back(r, n) for r, n in enumerate(wanted)]
+        possible = [self.kv.can_trim_to(r, n) for r, n in enumerate(wanted)]
         if all(possible):
-            self.kv.roll_back(wanted)
+            self.kv.trim_to(wanted)
             self.texts = [t[:n] for t, n in zip(self.texts, wanted, strict=True)]
         else:
             assert self.window is not None
             with pytest.raises(CacheError):
-                self.kv.roll_back(wanted)
+                self.kv.trim_to(wanted)
 
     @precondition(lambda self: len(self.texts) < 4)
     @rule(rows=st.integers(1, 2), width=st.integers(0, 9))
-    def join(self, rows: int, width: int) -> None:
+    def extend(self, rows: int, width: int) -> None:
         other, texts = RowsKV(rows, self.window), [[] for _ in range(rows)]
         if width:
             self.append(other, texts, width)
-            other.roll_back([width] * rows)
-        self.kv.join(other)
+            other.trim_to([width] * rows)
+        self.kv.extend(other)
         self.texts += texts
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         order = data.draw(st.permutations(range(len(self.texts))))
         stay = order[: data.draw(st.integers(1, len(order)))]
-        self.kv.keep(stay)
+        self.kv.filter(stay)
         self.texts = [self.texts[r] for r in stay]
 
     @rule(data=st.data(), width=st.integers(1, 5))
@@ -160,10 +160,10 @@ def test_quantised_rows_hold_what_quantisation_makes_of_a_row(bits: int) -> None
     given = mx.array(rng.normal(size=(2, HEADS, 9, 64)).astype(np.float32))
     for at in range(0, 9, 3):
         kv.update_and_fetch(given[:, :, at : at + 3], -given[:, :, at : at + 3])
-        kv.roll_back(kv.lengths)
-    kv.roll_back([9, 5])
+        kv.trim_to(kv.lengths)
+    kv.trim_to([9, 5])
     kv.update_and_fetch(given[:, :, 5:8], -given[:, :, 5:8])
-    kv.roll_back([9, 8])
+    kv.trim_to([9, 8])
     keys, values = kv.fetch()
     ours = mx.dequantize(*keys, group_size=32, bits=bits)
     wanted = mx.dequantize(*mx.quantize(given, group_size=32, bits=bits), group_size=32, bits=bits)
@@ -189,7 +189,7 @@ def test_a_reply_of_many_tokens_grows_in_steps_not_token_by_token() -> None:
     capacities = set()
     for _ in range(600):
         kv.update_and_fetch(mx.ones((1, 1, 1, 4)), mx.ones((1, 1, 1, 4)))
-        kv.roll_back(kv.lengths)
+        kv.trim_to(kv.lengths)
         capacities.add(kv.parts[0].shape[2])
     assert capacities == {256, 512, 768}
 
@@ -199,7 +199,7 @@ def test_leaving_rows_give_their_memory_back() -> None:
     kv.update_and_fetch(mx.ones((1, 1, 2000, 4)), mx.ones((1, 1, 2000, 4)))
     short = RowsKV(1)
     short.update_and_fetch(mx.ones((1, 1, 3, 4)), mx.ones((1, 1, 3, 4)))
-    kv.join(short)
+    kv.extend(short)
     assert kv.parts[0].shape == (2, 1, 2048, 4)
-    kv.keep([1])
+    kv.filter([1])
     assert kv.parts[0].shape == (1, 1, 256, 4)

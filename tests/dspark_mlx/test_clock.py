@@ -1,18 +1,21 @@
-"""Rounds that overlap are priced together."""
+"""Pipelined rounds are priced together."""
 
 from __future__ import annotations
 
 import pytest
 from decoding import make_engine, request, run, toy_target
 
-from dspark_mlx.engine.clock import Overlap
+from dspark_mlx.engine.clock import PipelinedTime
 from dspark_mlx.schedule.policy import Outcome
 
 
 def told(taken: list[float]) -> list[float]:
     """What is learned from a plain stretch of rounds that took ``taken``."""
-    overlap, last = Overlap(), len(taken) - 1
-    return [overlap.seconds(t, was_begun=n > 0, begins_next=n < last) for n, t in enumerate(taken)]
+    pipelined, last = PipelinedTime(), len(taken) - 1
+    return [
+        pipelined.of_round(t, dispatched_early=n > 0, next_dispatched=n < last)
+        for n, t in enumerate(taken)
+    ]
 
 
 def test_a_full_queue_makes_the_first_wait_for_the_second_and_the_last_for_nothing() -> None:
@@ -25,12 +28,15 @@ def test_without_that_wait_it_is_the_same() -> None:
     assert told([57.0]) == [57.0]
 
 
-def test_what_was_begun_and_thrown_away_is_forgotten() -> None:
-    overlap = Overlap()
-    assert overlap.seconds(95.0, was_begun=False, begins_next=True) == 0.0  # a row joins now
-    assert overlap.seconds(60.0, was_begun=False, begins_next=False) == 60.0
-    assert overlap.seconds(70.0, was_begun=False, begins_next=True) == 0.0
-    assert overlap.seconds(50.0, was_begun=True, begins_next=False) == pytest.approx(60.0)
+def test_a_round_that_was_dispatched_and_dropped_is_forgotten() -> None:
+    def seconds(taken: float, early: bool, following: bool) -> float:
+        return pipelined.of_round(taken, dispatched_early=early, next_dispatched=following)
+
+    pipelined = PipelinedTime()
+    assert seconds(95.0, False, True) == 0.0  # a row joins now
+    assert seconds(60.0, False, False) == 60.0
+    assert seconds(70.0, False, True) == 0.0
+    assert seconds(50.0, True, False) == pytest.approx(60.0)
 
 
 def test_a_policy_is_told_no_price_for_the_round_that_began_the_next() -> None:

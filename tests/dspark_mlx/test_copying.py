@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MODELS, prompt
 
-from dspark_mlx.draft import CopyingProposer, DraftRow, LookupProposer
+from dspark_mlx.draft import DraftRow
+from dspark_mlx.draft.copying import CopyFirst
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.request import Request, SamplingParams
 from dspark_mlx.schedule import Plan, make_policy
 from dspark_mlx.schedule.cost import CostModel
@@ -23,8 +25,8 @@ from dspark_mlx.schedule.tables import tables
 COUNT = 40
 
 
-def copying(kind: str = "llama", block: int = 4, copy: int = 6, **options: Any) -> CopyingProposer:
-    return CopyingProposer(dspark(toy_target(kind), block=block, **options), copy)
+def copying(kind: str = "llama", block: int = 4, copy: int = 6, **options: Any) -> CopyFirst:
+    return CopyFirst(dspark(toy_target(kind), block=block, **options), copy)
 
 
 def repeated(length: int = 9, times: int = 2, seed: int = 0) -> tuple[int, ...]:
@@ -35,17 +37,17 @@ def row(anchor: int, width: int) -> DraftRow:
     return DraftRow(anchor, 1, SamplingParams(), width)
 
 
-def features(proposer: CopyingProposer, count: int) -> mx.array:
-    return mx.zeros((1, count, len(proposer.taps) * toy_target("llama").hidden_size))
+def features(proposer: CopyFirst, count: int) -> mx.array:
+    return mx.zeros((1, count, len(proposer.spec.taps) * toy_target("llama").hidden_size))
 
 
-def seated(*texts: tuple[int, ...]) -> CopyingProposer:
+def seated(*texts: tuple[int, ...]) -> CopyFirst:
     """A proposer whose rows hold these texts but for their last tokens."""
     proposer = copying(block=4, copy=6)
     for text in texts:
         state = proposer.new_row()
         proposer.prefill(state, text[:-1], features(proposer, len(text) - 1))
-        proposer.join(state)
+        proposer.extend(state)
     return proposer
 
 
@@ -81,9 +83,9 @@ def test_a_round_whose_rows_all_copy_never_asks_the_drafter(
     proposer = copying(copy=5)
     engine = make_engine(toy_target("llama"), [proposer], policy="fixed")
     calls: list[int] = []
-    draft = proposer.alone.propose
+    draft = proposer.inner.propose
     monkeypatch.setattr(
-        proposer.alone, "propose", lambda rows: calls.append(len(rows)) or draft(rows)
+        proposer.inner, "propose", lambda rows: calls.append(len(rows)) or draft(rows)
     )
     ran = run_one(engine, request(tokens=repeated(), max_tokens=COUNT, ignore_eos=True))
     drafted = [done for done in ran.rounds if done.drafted and not done.copied]
@@ -94,15 +96,15 @@ def test_the_drafter_is_preferred_where_it_has_been_winning_more() -> None:
     proposer = copying(block=4, copy=4)
     row_state = proposer.new_row()
     proposer._lookup.prefill(row_state.text, [5, 1, 2, 9, 9, 5, 1], None)
-    proposer._lookup.join(row_state.text)
-    (found,) = proposer.foresee([2])  # behind a match of three
+    proposer._lookup.extend(row_state.text)
+    (found,) = proposer.peek([2])  # behind a match of three
     assert found is not None and len(found) == 4
     for _ in range(40):
-        proposer.alone._hits.observe(0, 4, 4)  # every draft stood whole
-    assert proposer.foresee([2]) == [None]
+        proposer._acceptance.observe(4, 4)  # every draft stood whole
+    assert proposer.peek([2]) == [None]
     for _ in range(40):
-        proposer.alone._hits.observe(0, 0, 4)
-    assert proposer.foresee([2]) == [found]
+        proposer._acceptance.observe(0, 4)
+    assert proposer.peek([2]) == [found]
 
 
 def test_a_draft_asked_for_without_a_forecast_is_the_drafters() -> None:
@@ -111,7 +113,7 @@ def test_a_draft_asked_for_without_a_forecast_is_the_drafters() -> None:
     anchor = repeated()[-1]
     draft = proposer.propose([row(anchor, 4)])
     assert draft.peaks is not None and draft.counts == (4,)
-    (chances,) = proposer.foresee([anchor])
+    (chances,) = proposer.peek([anchor])
     assert chances is not None
     copy = proposer.propose([row(anchor, 4)])
     assert copy.peaks is None and copy.q == (None,)
@@ -123,22 +125,21 @@ def test_a_draft_asked_for_without_a_forecast_is_the_drafters() -> None:
 
 def test_what_a_copy_got_right_says_nothing_of_the_drafter() -> None:
     proposer = seated(repeated())
-    before = proposer.alone.rates()
-    proposer.foresee([repeated()[-1]])
+    before = proposer._acceptance.rates(4)
+    proposer.peek([repeated()[-1]])
     proposer.propose([row(repeated()[-1], 4)])
-    proposer.absorb(features(proposer, 5))
-    proposer.settle([[repeated()[-1], *repeated()[:4]]], [4], [4])
-    assert proposer.alone.rates() == before
+    proposer.append_features(features(proposer, 5))
+    proposer.commit([[repeated()[-1], *repeated()[:4]]], [4], [4])
+    assert proposer._acceptance.rates(4) == before
 
 
 def test_a_drafter_that_was_verified_short_is_not_doubted_beyond() -> None:
     """Slots that no round reached are taken to be like those before them."""
-    hits = copying(block=4).alone._hits
+    hits = copying(block=4)._acceptance
     for _ in range(40):
-        hits.observe(0, 2, 2)
-    rates = hits.rates(0, 4)
+        hits.observe(2, 2)
+    rates = hits.rates(4)
     assert rates[0] > 0.95 and rates[3] == pytest.approx(rates[1])
-    assert hits.rate(0, 3) == 0.5
 
 
 @pytest.mark.parametrize("method", ["dspark", "lookup"])
@@ -153,7 +154,7 @@ def test_text_that_repeats_from_the_start_needs_no_profile(policy: str, method: 
 
 def test_rows_that_want_nothing_neither_copy_nor_draft() -> None:
     proposer = seated(repeated())
-    proposer.foresee([repeated()[-1]])
+    proposer.peek([repeated()[-1]])
     assert proposer.propose([row(repeated()[-1], 0)]).counts == (0,)
 
 

@@ -75,7 +75,7 @@ def test_context_grown_in_pieces_equals_context_given_at_once(
         drafter.draft(mx.array([3]), context)
         at += cut
     for cache in context:
-        cache.roll_back([total])
+        cache.trim_to([total])
     pieces, whole = drafter.draft(mx.array([3]), context), single(drafter, features, 3)
     assert close(pieces.logits, whole.logits)
     assert pieces.tokens.tolist() == whole.tokens.tolist()

@@ -10,11 +10,11 @@ import pytest
 import toys
 from drafter_toys import toy_drafter
 
-from dspark_mlx.draft import Draft, DraftRow, DSparkProposer
+from dspark_mlx.draft import Draft, DraftRow
 from dspark_mlx.draft.dspark.calibration import DraftCalibration, Scale
 from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.draft.dspark.pairing import attach_target
-from dspark_mlx.draft.dspark.proposer import peak_logits
+from dspark_mlx.draft.dspark.proposer import DSparkProposer, peak_logits
 from dspark_mlx.engine.engine import Engine
 from dspark_mlx.events import StepDone
 from dspark_mlx.model.target import Target
@@ -129,7 +129,7 @@ def test_ids_the_target_does_not_have_are_never_drafted() -> None:
     row = proposer.new_row()
     _, features = target.forward(mx.array([[3, 4, 5]]), target.make_rows(), TAPS)
     proposer.prefill(row, [3, 4, 5], features)
-    proposer.join(row)
+    proposer.extend(row)
     for params in (
         SamplingParams(),
         SamplingParams(temperature=3.0, seed=1),
@@ -155,7 +155,7 @@ def test_a_confidence_knows_nothing_of_its_own_token(sampling: str) -> None:
         proposer = DSparkProposer(drafter, target.vocab_size)
         row = proposer.new_row()
         proposer.prefill(row, [3, 4, 5], features)
-        proposer.join(row)
+        proposer.extend(row)
         params = SamplingParams(temperature=8.0, seed=seed, draft_sampling=sampling)
         draft = proposer.propose([DraftRow(7, 4, params, block)])
         [tokens], [confidence] = draft.token_rows(), draft.confidence_rows()

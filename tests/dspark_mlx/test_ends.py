@@ -326,7 +326,7 @@ def test_a_chat_ends_at_the_tokenizers_own_end_mark(big_target: Any) -> None:
     )
     engine = make_engine(big_target, [ScriptProposer([], BLOCK)], tokenizer=tokenizer)
     engine.submit(ask)
-    ids = list(engine.intake.queue[0].tokens)
+    ids = list(engine.prefiller.queue[0].tokens)
     ask.logits_processors[0].begin = len(ids)
     script = [*ids, *answer, eos, 77, 78]
     engine.batch.proposers["script"].scripts = [script]

@@ -478,7 +478,7 @@ def test_batches_take_sampling_per_prompt_and_processors(model: Any, tokenizer: 
         ({"prefill_step_size": 0}, "prefill step"),
         ({"stop": b"x"}, "must be text"),
         ({"prompt_cache": []}, "mlx-lm's"),
-        ({"draft_model": object()}, "DSpark drafter"),
+        ({"draft_model": object()}, "a drafter, a small language model or a folder"),
         ({"draft_model": "/no/such/folder"}, "no drafter folder"),
         ({"method": "dspark"}, "needs a drafter"),
         ({"method": "magic"}, "method"),

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MODELS, OracleProposer, prompt
 
-from dspark_mlx.draft import LookupProposer
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.model import cache
 from dspark_mlx.request import Cuts, Request
 from dspark_mlx.schedule import POLICIES
@@ -57,8 +57,8 @@ def test_every_block_size_and_proposer(kind: str, block: int) -> None:
     ]
     for proposer in proposers:
         ran = run_one(make_engine(target, [proposer]), ask())
-        assert ran.tokens == own, proposer.name
-        assert {row.method for row in ran.rounds} == {proposer.name}
+        assert ran.tokens == own, proposer.spec.name
+        assert {row.method for row in ran.rounds} == {proposer.spec.name}
     perfect = run_one(make_engine(target, proposers[:1]), ask()).finished
     assert perfect is not None and perfect.accepted == perfect.scheduled
     assert perfect.rounds == -(-len(own) // (block + 1))

@@ -10,8 +10,10 @@ import pytest
 import toys
 from drafter_toys import toy_drafter
 
-from dspark_mlx.draft import CopyingProposer, DSparkProposer, LookupProposer
+from dspark_mlx.draft.copying import CopyFirst
 from dspark_mlx.draft.dspark.pairing import attach_target
+from dspark_mlx.draft.dspark.proposer import DSparkProposer
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.engine.engine import Engine
 from dspark_mlx.events import Finished, StepDone
 from dspark_mlx.model.target import Target
@@ -51,7 +53,7 @@ def engine(target: Target, policy: str, table: str, rows: int) -> Engine:
     attach_target(drafter, target)
     proposers = [
         toys.OracleProposer(target.model, 5, noise=0.3),
-        CopyingProposer(DSparkProposer(drafter, target.vocab_size), 6),
+        CopyFirst(DSparkProposer(drafter, target.vocab_size), 6),
         LookupProposer(4),
     ]
     cost = tables()[table] if table else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import dspark_mlx.model.verify as verification
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -19,7 +18,9 @@ from mlx_lm.sample_utils import make_sampler
 from tables import NoEnd, TableDrafter, chi_square, law, table_target
 from toys import MODELS, prompt
 
-from dspark_mlx.draft import CopyingProposer, LookupProposer
+import dspark_mlx.model.verify as verification
+from dspark_mlx.draft.copying import CopyFirst
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.model.sampling import Purpose, gumbel, key, log_weights, probabilities, uniform
 from dspark_mlx.model.verify import RowSpec, verify
 from dspark_mlx.request import Cuts, Request, SamplingParams
@@ -294,7 +295,7 @@ def test_a_real_drafters_independent_drafts_keep_the_law(copies: bool) -> None:
             )
             for seed in range(first, first + rows)
         ]
-        chosen = CopyingProposer(proposer) if copies else proposer
+        chosen = CopyFirst(proposer) if copies else proposer
         engine = make_engine(target, [chosen], max_rows=rows)
         for ran in run(engine, *asked).values():
             counts[ran.tokens[1]] = counts.get(ran.tokens[1], 0) + 1

@@ -9,6 +9,7 @@ freely.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,8 @@ from decoding import HEADS, dspark, make_engine, plain_text, request, run, toy_t
 from tables import NoEnd, TableDrafter, chi_square, law, table_target
 from toys import prompt
 
-from dspark_mlx.draft import Draft, DraftRow, LookupProposer
+from dspark_mlx.draft import Draft, DraftRow
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.events import StepDone
 from dspark_mlx.model.sampling import probabilities
 from dspark_mlx.request import Cuts, Request, SamplingParams
@@ -40,9 +42,9 @@ def drafted_and_confident(
     text = prompt(12)
     proposer = dspark(target, head=head, block=5, **options)
     row = proposer.new_row()
-    _, features = target.forward(mx.array([text[:-1]]), target.make_rows(), proposer.taps)
+    _, features = target.forward(mx.array([text[:-1]]), target.make_rows(), proposer.spec.taps)
     proposer.prefill(row, text[:-1], features)
-    proposer.join(row)
+    proposer.extend(row)
     drafts = []
     for seed in seeds:
         draft = proposer.propose([DraftRow(text[-1], len(text), sampled(seed), 5)])
@@ -164,8 +166,12 @@ def test_drafts_at_one_position_differ_from_round_to_round() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in POLICIES if n not in ("off", "fixed", "threshold")])
-def test_every_policy_keeps_the_law_of_independent_drafts(name: str) -> None:
-    """Confidences that follow from the drafted tokens, and rows of one batch side by side."""
+@pytest.mark.parametrize("proposer", ["dspark", "made-up"])
+def test_every_policy_keeps_the_law_of_independent_drafts(name: str, proposer: str) -> None:
+    """Confidences that follow from the drafted tokens, and rows of one batch side by side.
+
+    Whatever the proposer is called: what counts is that it declares ``samples_drafts``.
+    """
     target = table_target(VOCAB, seed=5)
     drafter = np.random.default_rng(2).normal(0.0, 1.5, (VOCAB, VOCAB))
     replies = 320
@@ -173,7 +179,7 @@ def test_every_policy_keeps_the_law_of_independent_drafts(name: str) -> None:
     for first in range(0, replies, 32):
         engine = make_engine(
             target,
-            [TableDrafter(drafter, 4)],
+            [TableDrafter(drafter, 4, proposer)],
             policy=name,
             tokenizer=NoEnd(),
             max_rows=32,
@@ -224,6 +230,19 @@ def test_policies_are_told_which_replies_no_decision_can_change(
     engine = make_engine(target, proposers, policy=Listening())
     run(engine, request(sampling=sampling, method=method, **options))
     assert told and set(told) == {free}
+
+
+@pytest.mark.parametrize("samples_drafts", [False, True])
+def test_what_a_proposer_declares_decides_and_not_its_name(samples_drafts: bool) -> None:
+    target = table_target(VOCAB)
+    drafter = TableDrafter(np.zeros((VOCAB, VOCAB)), 4, "made-up")
+    drafter.spec = replace(drafter.spec, samples_drafts=samples_drafts)
+    engine = make_engine(target, [drafter], tokenizer=NoEnd())
+    views: list[RowView] = []
+    plan = engine.policy.plan
+    engine.policy.plan = lambda rows: views.extend(rows) or plan(rows)  # type: ignore[method-assign,func-returns-value]
+    run(engine, Request("a", tokens=(0,), max_tokens=4, sampling=sampled(1)))
+    assert {view.pathwise for view in views} == {not samples_drafts}
 
 
 def test_distributions_come_with_independent_drafts_only() -> None:

@@ -21,10 +21,11 @@ from decoding import (
 )
 from toys import MODELS, prompt
 
-from dspark_mlx.draft import DSparkProposer, LookupProposer
 from dspark_mlx.draft.dspark.network import Drafter
+from dspark_mlx.draft.dspark.proposer import DSparkProposer
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.engine.engine import Engine
-from dspark_mlx.engine.prefix_cache import Prefix, PrefixStore
+from dspark_mlx.engine.prefix_cache import Prefix, PrefixCache
 from dspark_mlx.model import cache
 from dspark_mlx.request import Method, Request, SamplingParams
 
@@ -216,7 +217,7 @@ def test_kept_states_are_bounded_in_bytes() -> None:
     for i in range(12):
         turn(engine, prompt(200 + i, i), "none")
         assert engine.kv_bytes <= limit // 4
-    assert engine.intake.prefixes._entries
+    assert engine.prefiller.prefixes._entries
     first, last = turn(engine, prompt(200, 0), "none"), turn(engine, prompt(211, 11), "none")
     assert first.finished is not None and first.finished.reused_tokens == 0
     assert last.finished is not None and last.finished.reused_tokens == 210
@@ -230,7 +231,7 @@ def test_kept_states_make_room_for_requests() -> None:
     assert engine.kv_bytes > 0
     engine.submit(request("big", 1900, 2, max_tokens=100, ignore_eos=True))
     engine.step()
-    assert not engine.intake.prefixes._entries
+    assert not engine.prefiller.prefixes._entries
     engine.cancel("big")
     engine.step()
 
@@ -242,12 +243,12 @@ def state(tokens: list[int]) -> Prefix:
     target = toy_target("llama")
     rows = target.make_rows()
     target.forward(mx.array([tokens]), rows)
-    rows.roll_back([len(tokens)])
+    rows.trim_to([len(tokens)])
     return Prefix(tokens, rows, "none", None)
 
 
 def test_the_longest_shared_beginning_wins() -> None:
-    store = PrefixStore(1 << 30)
+    store = PrefixCache(1 << 30)
     for tokens in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 9, 9, 9, 9]):
         store.put(state(tokens))
     taken = store.take([1, 2, 3, 4, 7], None)
@@ -257,7 +258,7 @@ def test_the_longest_shared_beginning_wins() -> None:
 
 
 def test_a_state_is_moved_to_its_own_conversation_and_copied_for_others() -> None:
-    store = PrefixStore(1 << 30)
+    store = PrefixCache(1 << 30)
     long = list(range(2, 42))
     store.put(state(long))
     other = store.take([*long[:10], 90], None)
@@ -268,7 +269,7 @@ def test_a_state_is_moved_to_its_own_conversation_and_copied_for_others() -> Non
 
 
 def test_the_oldest_goes_first() -> None:
-    store = PrefixStore(1 << 30, entries=3)
+    store = PrefixCache(1 << 30, entries=3)
     for i in range(5):
         store.put(state([i + 2, 1, 1]))
     assert [entry.tokens[0] for entry in store._entries] == [4, 5, 6]
@@ -283,7 +284,7 @@ def test_what_is_kept_needs_nothing_of_what_it_was_taken_from() -> None:
     target = toy_target("llama")
     engine = make_engine(target, [dspark(target)], max_rows=3)
     run(engine, *(request(str(i), 12, i, max_tokens=6, ignore_eos=True) for i in range(3)))
-    entries = engine.intake.prefixes._entries
+    entries = engine.prefiller.prefixes._entries
     assert len(entries) == 3
     for entry in entries:
         assert entry.nbytes == entry.rows.nbytes + entry.draft.nbytes > entry.rows.nbytes
@@ -291,7 +292,7 @@ def test_what_is_kept_needs_nothing_of_what_it_was_taken_from() -> None:
 
 
 def test_an_empty_state_is_not_kept() -> None:
-    store = PrefixStore(1 << 30)
+    store = PrefixCache(1 << 30)
     store.put(Prefix([], toy_target("llama").make_rows(), "none", None))
     assert not store._entries
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_mlx import profiling
-from dspark_mlx.draft import LookupProposer
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.errors import ModelError, UsageError
 from dspark_mlx.events import Loading, Notice
 from dspark_mlx.profiling import (
@@ -148,7 +148,7 @@ def test_the_rounds_that_price_the_host_are_whole_ones() -> None:
             for done in one._rounds(make_policy("fixed"), HOST_ROUNDS)
             for row in done.rows
         ]
-        assert len(rounds) == HOST_ROUNDS and set(rounds) == {proposers[0].block}, rounds
+        assert len(rounds) == HOST_ROUNDS and set(rounds) == {proposers[0].spec.block}, rounds
 
 
 def test_the_rounds_that_price_reading_confidences_read_them_in_turns() -> None:
@@ -170,7 +170,7 @@ def test_blank_rows_stand_where_prefilled_rows_would(kind: str, context: int) ->
         logits, _ = target.forward(mx.ones((3, width), dtype=mx.int32), rows)
         mx.eval(logits)
         assert logits.shape[:2] == (3, width)
-        rows.roll_back([context] * 3)
+        rows.trim_to([context] * 3)
     assert rows.lengths == [context] * 3
     assert all(layer.lengths == [context] * 3 for layer in rows.layers)
 
@@ -181,7 +181,7 @@ def test_timing_steps_leaves_caches_and_proposers_as_it_found_them() -> None:
     here = StepTimer(target, proposers, 2, 40)
     for width in (4, 1, 3):
         assert here.step(width) > 0.0
-        assert here.draft(proposers[0], min(width, proposers[0].block)) > 0.0
+        assert here.draft(proposers[0], min(width, proposers[0].spec.block)) > 0.0
     assert here._cache.lengths == [40, 40]
     here.close()
     assert len(proposers[0]._rows) == 0 and proposers[1]._rows == []
@@ -238,16 +238,16 @@ def test_an_engine_at_work_is_not_profiled() -> None:
 
 def test_a_model_that_cannot_speculate_has_nothing_to_measure(tmp_path: Path) -> None:
     subject = make_engine(toy_target(), [])
-    subject.target = replace_unsupported(subject.target)
+    subject.target = without_rollback(subject.target)
     with pytest.raises(ModelError, match="ArraysCache"):
         profile_engine(subject, 0.1)
     assert not load_or_profile(subject, "toy", cache_dir=tmp_path).known
 
 
-def replace_unsupported(target):
+def without_rollback(target):
     class Refusing:
-        class factory:
-            unsupported = ("ArraysCache",)
+        rollback = "none"
+        no_rollback_reason = "the model's cache (ArraysCache) cannot be rolled back"
 
     return Refusing()
 

@@ -86,7 +86,7 @@ def test_lossless_greedy_on_twenty_prompts(engine: Engine) -> None:
 
 def test_every_decode_length_writes_the_same(engine: Engine) -> None:
     prompt = prompts(4)[3]
-    block = max(p.block for p in engine.batch.proposers.values())
+    block = max(p.spec.block for p in engine.batch.proposers.values())
     texts = {
         tuple(
             run(
@@ -127,6 +127,6 @@ def test_the_second_turn_prefills_only_what_is_new(engine: Engine) -> None:
     ended = next(e for e in seen if isinstance(e, Finished))
     assert reused == ended.reused_tokens
     assert reused > ended.prompt_tokens // 2
-    engine.intake.prefixes.clear()
+    engine.prefiller.prefixes.clear()
     cold, _ = run(engine, Request("t3", messages=second, max_tokens=12))
     assert warm == cold

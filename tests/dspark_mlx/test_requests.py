@@ -26,7 +26,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 from toys import MODELS, VOCAB, prompt
 
-from dspark_mlx.draft import LookupProposer
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.errors import CacheError, DsparkError, UsageError
 from dspark_mlx.events import StepDone
 from dspark_mlx.request import Cuts, Request, SamplingParams
@@ -236,7 +236,7 @@ def test_texts_that_never_were_do_not_fail_a_reply(noise: float) -> None:
         return logits
 
     for each in proposers("llama", list(own)):
-        if each and each[0].name == "script":
+        if each and each[0].spec.name == "script":
             each[0].noise = noise
         ran = run_one(
             make_engine(toy_target("llama"), each),

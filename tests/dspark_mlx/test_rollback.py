@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from mlx_lm.generate import generate_step
 from toys import MODELS, VOCAB, hybrid_toy, prompt
 
-from dspark_mlx.draft import LookupProposer
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.errors import CacheError, DsparkError
 from dspark_mlx.loading import choose_method
 from dspark_mlx.model import cache
@@ -64,11 +64,11 @@ def assert_fresh(target: Target, rows: Rows, texts: list[list[int]], tolerance: 
     assert rows.lengths == [len(text) for text in texts]
     probe = mx.array([[7, 8]] * len(texts))
     logits = target.forward(probe, rows)[0]
-    rows.roll_back([len(text) for text in texts])
+    rows.trim_to([len(text) for text in texts])
     for r, text in enumerate(texts):
         alone = target.make_rows()
         target.forward(mx.array([text]), alone)
-        alone.roll_back([len(text)])
+        alone.trim_to([len(text)])
         for ours, theirs in zip(rows.layers, alone.layers, strict=True):
             ours_first, ours_parts = visible(ours, r)
             theirs_first, theirs_parts = visible(theirs, 0)
@@ -93,11 +93,11 @@ def test_any_accept_pattern(kind: str, bits: int | None, data: st.DataObject) ->
     for text in texts:
         one = target.make_rows()
         target.forward(mx.array([text]), one)
-        one.roll_back([len(text)])
+        one.trim_to([len(text)])
         if rows is None:
             rows = one
         else:
-            rows.join(one)
+            rows.extend(one)
     assert rows is not None
     for _ in range(draw(st.integers(1, 6))):
         width = draw(st.integers(1, 9))
@@ -111,7 +111,7 @@ def test_any_accept_pattern(kind: str, bits: int | None, data: st.DataObject) ->
         target.forward(mx.array(block), rows)
         for r, text in enumerate(texts):
             text.extend(block[r][: draw(st.integers(0, width))])
-        rows.roll_back([len(text) for text in texts])
+        rows.trim_to([len(text) for text in texts])
     assert_fresh(target, rows, texts, 1e-4 if bits is None else 0.05)
 
 
@@ -132,21 +132,21 @@ def test_rows_that_join_and_leave_between_rounds(
             text = prompt(draw(st.integers(1, 40)), step)
             one = target.make_rows()
             target.forward(mx.array([text]), one)
-            one.roll_back([len(text)])
+            one.trim_to([len(text)])
             rows = one if rows is None else rows
             if rows is not one:
-                rows.join(one)
+                rows.extend(one)
             texts.append(text)
         elif act == "leave":
             stay = draw(st.permutations(range(len(texts))))[: draw(st.integers(1, len(texts)))]
-            rows.keep(stay)
+            rows.filter(stay)
             texts = [texts[r] for r in stay]
         elif act == "round":
             width = draw(st.integers(1, 9))
             target.forward(mx.array([prompt(width, step + r) for r in range(len(texts))]), rows)
             for r, text in enumerate(texts):
                 text.extend(prompt(width, step + r)[: draw(st.integers(0, width))])
-            rows.roll_back([len(text) for text in texts])
+            rows.trim_to([len(text) for text in texts])
         else:
             row = draw(st.integers(0, len(texts) - 1))
             assert_fresh(target, rows.extract(row), [list(texts[row])], 1e-4 if not bits else 0.05)
@@ -170,7 +170,7 @@ def test_what_a_reply_leaves_behind_is_a_fresh_state(
     engine = make_engine(target, [proposer], policy=chosen, prefill_chunk=4)
     asked = [request(str(i), 9 + i, i, max_tokens=8 + 6 * i, ignore_eos=True) for i in range(3)]
     ran = run(engine, *asked)
-    kept = engine.intake.prefixes._entries
+    kept = engine.prefiller.prefixes._entries
     assert len(kept) == 3
     texts = [[*prompt(9 + i, i), *ran[str(i)].tokens][:-1] for i in range(3)]
     for prefix in kept:
@@ -178,7 +178,7 @@ def test_what_a_reply_leaves_behind_is_a_fresh_state(
         assert_fresh(target, prefix.rows, [prefix.tokens], 1e-4 if bits is None else 0.05)
         fresh = proposer.new_row()
         alone = target.make_rows()
-        _, features = target.forward(mx.array([prefix.tokens]), alone, proposer.taps)
+        _, features = target.forward(mx.array([prefix.tokens]), alone, proposer.spec.taps)
         proposer.prefill(fresh, prefix.tokens, features)
         assert prefix.draft.lengths == fresh.lengths == [len(prefix.tokens)]
         for ours, theirs in zip(prefix.draft.layers, fresh.layers, strict=True):
@@ -213,15 +213,15 @@ def test_a_roll_back_that_is_not_possible_is_refused_and_changes_nothing() -> No
     layer = RowsKV(1, window=4)
     for _ in range(300):
         layer.update_and_fetch(mx.ones((1, 1, 3, 2)), mx.ones((1, 1, 3, 2)))
-        layer.roll_back(layer.lengths)
+        layer.trim_to(layer.lengths)
     length, start = layer.lengths[0], layer.start[0]
     assert start > 0
     for bad in (0, start, length + 1, -1):
-        assert not layer.can_roll_back(0, bad)
+        assert not layer.can_trim_to(0, bad)
         with pytest.raises(CacheError, match="cannot roll back"):
-            layer.roll_back([bad])
+            layer.trim_to([bad])
         assert (layer.lengths, layer.start) == ([length], [start])
-    layer.roll_back([start + 3])
+    layer.trim_to([start + 3])
     assert layer.lengths == [start + 3]
 
 
@@ -231,7 +231,7 @@ def test_a_roll_back_that_is_not_possible_is_refused_and_changes_nothing() -> No
 def test_recurrent_caches_are_named_and_refused_for_drafting() -> None:
     target = Target(hybrid_toy())
     target.check()
-    assert target.factory.unsupported == ("ArraysCache",)
+    assert target.rollback == "none" and target.factory.cannot_roll_back == ("ArraysCache",)
     for proposer in (LookupProposer(), ScriptProposer([], 3)):
         with pytest.raises(CacheError, match="ArraysCache"):
             make_engine(target, [proposer])

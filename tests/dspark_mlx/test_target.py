@@ -37,10 +37,10 @@ from mlx_lm.models import (
 )
 from toys import MODELS, _lively, hybrid_toy, llama_toy, prompt, qwen3_toy
 
-from dspark_mlx.draft import LookupProposer
 from dspark_mlx.draft.dspark.pairing import check_pairing
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.errors import CacheError, DsparkError, ModelError, PairingError
-from dspark_mlx.model.taps import BEGIN_EVERY
+from dspark_mlx.model.taps import EAGER_LAYERS
 from dspark_mlx.model.target import Target
 
 SHAPE: dict[str, Any] = {
@@ -129,10 +129,10 @@ def test_work_on_the_first_layers_begins_before_the_last_are_built(kind: str) ->
     states = by_hand(target.model, tokens)
     for taps in ((), (0,), (-1, 1)):
         begun: list[mx.array] = []
-        logits, features = target.forward(tokens, target.make_rows(), taps, begin=begun.append)
-        assert len(begun) == -(-target.num_layers // BEGIN_EVERY)
+        logits, features = target.forward(tokens, target.make_rows(), taps, eager=begun.append)
+        assert len(begun) == -(-target.num_layers // EAGER_LAYERS)
         for n, hidden in enumerate(begun):
-            wanted = np.array(states[n * BEGIN_EVERY + 1])
+            wanted = np.array(states[n * EAGER_LAYERS + 1])
             assert np.array(hidden) == pytest.approx(wanted, abs=1e-4)
         plain, same = target.forward(tokens, target.make_rows(), taps)
         assert np.array_equal(np.array(logits), np.array(plain))
@@ -150,7 +150,7 @@ def test_one_module_may_be_several_layers() -> None:
     plain, kind = np.array(model(tokens)), type(model.model.layers[0])
     for taps in ((), (0,)):
         begun: list[mx.array] = []
-        logits, _ = target.forward(tokens, target.make_rows(), taps, begin=begun.append)
+        logits, _ = target.forward(tokens, target.make_rows(), taps, eager=begun.append)
         assert np.array(logits) == pytest.approx(plain, abs=1e-3)
         assert len(begun) == 4 and type(model.model.layers[0]) is kind
 
@@ -169,7 +169,7 @@ def test_a_draft_and_its_verification_are_begun_while_the_rest_is_built(
     engine.step()
     order.clear()
     engine.step()
-    layers = -(-target.num_layers // BEGIN_EVERY)
+    layers = -(-target.num_layers // EAGER_LAYERS)
     assert order == ["begin"] * (1 + layers) + ["wait"], "the draft, then layers; one wait at last"
 
 
@@ -279,7 +279,7 @@ def test_models_whose_parts_have_other_names_decode_without_a_drafter(name: str)
     assert target.dtype == mx.float32
     text = [*prompt(9), *prompt(9)]
     own = [t for t, _ in generate_step(mx.array(text), model, max_tokens=16)]
-    proposers = [[]] if target.factory.unsupported else [[], [LookupProposer(4)]]
+    proposers = [[]] if target.rollback == "none" else [[], [LookupProposer(4)]]
     for each in proposers:
         ask = request(tokens=tuple(text), max_tokens=16, ignore_eos=True)
         assert run_one(make_engine(target, each), ask).tokens == own
@@ -315,8 +315,8 @@ def test_caches_are_chosen_by_what_the_model_asks_for() -> None:
     assert toy_target("llama").factory.windows == (None, None)
     assert toy_target("llama-window").factory.windows == (None, 16)
     assert toy_target("gemma3").factory.windows == (16, None)
-    assert toy_target("llama").factory.unsupported == ()
-    assert Target(hybrid_toy()).factory.unsupported == ("ArraysCache",)
+    assert toy_target("llama").rollback == "exact"
+    assert Target(hybrid_toy()).factory.cannot_roll_back == ("ArraysCache",)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])

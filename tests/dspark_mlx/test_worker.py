@@ -178,7 +178,7 @@ def test_a_load_that_is_given_up_ends_in_failed(
         return real(options, report, stop)
 
     monkeypatch.setattr(loading, "load_engine", slow)
-    monkeypatch.setattr(loading, "ensure_here", lambda *args: None)
+    monkeypatch.setattr(loading, "ensure_on_disk", lambda *args: None)
     worker.load("slow")
     assert started.wait(PATIENCE)
     worker.cancel_load()
@@ -420,12 +420,12 @@ def test_a_thousand_short_requests_leave_nothing_behind(folder: Path) -> None:
                 last = event.memory.kv
     assert ended == count
     engine = worker._engine
-    assert not engine.active and not engine.batch.replies and engine.batch.rows is None
-    assert not engine.intake.queue and not engine.intake.joining and not engine._events
-    assert len(engine.intake.prefixes._entries) <= 8
+    assert not engine.active and not engine.batch.sequences and engine.batch.rows is None
+    assert not engine.prefiller.queue and not engine.prefiller.joining and not engine._events
+    assert len(engine.prefiller.prefixes._entries) <= 8
     assert len(engine.batch.proposers["lookup"]._rows) == 0
     assert len(engine._logits) <= 8
-    assert last <= engine.intake.kv_limit and engine.kv_bytes < 8 * 300 * 1024
+    assert last <= engine.prefiller.kv_limit and engine.kv_bytes < 8 * 300 * 1024
     assert worker.close(PATIENCE)
 
 

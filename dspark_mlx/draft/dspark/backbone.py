@@ -74,7 +74,7 @@ class DraftAttention(nn.Module):
         # The block borrows the free places behind the context: no copy of the context is made,
         # and rolling back only lowers the lengths.
         keys, values = context.update_and_fetch(*self.keys_values(x, offset))
-        context.roll_back(lengths)
+        context.trim_to(lengths)
         mask = None
         if min(lengths) != max(lengths):
             ends = mx.array(lengths, dtype=mx.int32) + width

@@ -185,13 +185,13 @@ class Drafter(nn.Module):
                         f"but the new features begin at {begin}"
                     )
             for cache in context:
-                cache.roll_back(list(start))
+                cache.trim_to(list(start))
         before, offset = list(context[0].lengths), context[0].offset
         projected = self.project(features)
         for layer, cache in zip(self.layers, context, strict=True):
             cache.update_and_fetch(*layer.self_attn.keys_values(projected, offset))
             if counts is not None:
-                cache.roll_back([n + c for n, c in zip(before, counts, strict=True)])
+                cache.trim_to([n + c for n, c in zip(before, counts, strict=True)])
 
     # -- drafting ---------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from toys import ToyTokenizer
 
 from dspark_mlx.bench.comparison import Benchmark
 from dspark_mlx.bench.workload import Prompt
+from dspark_mlx.draft.registry import dspark_drafter
 from dspark_mlx.loading import LoadOptions, Pair
 from dspark_mlx.registry import Registry
 
@@ -33,7 +34,8 @@ def pair() -> Pair:
         )
         for t in TEXTS
     ]
-    return Pair(target, tokenizer, toy_drafter(target, lessons=lessons), "dspark", "a toy", 6)
+    drafter = dspark_drafter(toy_drafter(target, lessons=lessons), target)
+    return Pair(target, tokenizer, drafter, "dspark", "a toy", 6)
 
 
 @pytest.fixture

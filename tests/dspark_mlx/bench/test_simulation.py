@@ -8,7 +8,7 @@ import pytest
 from decoding import make_engine, toy_target
 
 from dspark_mlx.bench import simulation
-from dspark_mlx.draft import LookupProposer
+from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.errors import UsageError
 from dspark_mlx.events import to_json
 from dspark_mlx.request import Request

@@ -15,9 +15,9 @@ from training_toys import answers, chain_model, model_config, toy_options, write
 from dspark_mlx.commands import calibrate as calibrate_command
 from dspark_mlx.commands import eval as eval_command
 from dspark_mlx.commands.rounds import Prompt, Round, accepted_length, play, read_prompts
-from dspark_mlx.draft import DSparkProposer
 from dspark_mlx.draft.dspark.calibration import read_calibration
 from dspark_mlx.draft.dspark.load import load_drafter
+from dspark_mlx.draft.dspark.proposer import DSparkProposer
 from dspark_mlx.engine.engine import Engine
 from dspark_mlx.errors import UsageError
 from dspark_mlx.model.target import Target

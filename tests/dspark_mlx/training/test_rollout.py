@@ -127,7 +127,7 @@ def test_the_same_prompt_twice_is_answered_once_and_another_system_prompt_apart(
 def test_a_prompt_that_does_not_fit_is_left_out_by_name(tmp_path: Path) -> None:
     out, said = tmp_path / "a.jsonl", list[str]()
     engine = engine_of(chain_model())
-    engine.intake.context_limit = 60
+    engine.prefiller.context_limit = 60
     long = parse(json.dumps({"prompt": "word " * 50}), "x:1")
     answer(engine, [long, *records(2)], out, temperatures=(0.0,), max_tokens=4, say=said.append)
     assert len(rows_of(out)) == 2
@@ -139,7 +139,7 @@ def test_a_later_turn_that_does_not_fit_ends_its_conversation(tmp_path: Path) ->
     talk = parse(json.dumps({"turns": ["hello", "word " * 50]}), "x:1")
     for _ in range(2):
         engine = stopping_engine(chain_model())
-        engine.intake.context_limit = 60
+        engine.prefiller.context_limit = 60
         answer(engine, [talk], out, temperatures=(0.0,), max_tokens=4, say=said.append)
         (row,) = rows_of(out)
         assert row["last"]
