@@ -21,7 +21,7 @@ from dspark_mlx.bench import load_response
 from dspark_mlx.bench.comparison import Benchmark
 from dspark_mlx.bench.competing_load import parse_load
 from dspark_mlx.bench.results import Results
-from dspark_mlx.bench.workload import load_prompts
+from dspark_mlx.bench.workload import Workload, load_prompts
 from dspark_mlx.events import Event
 from dspark_mlx.loading import LoadOptions
 
@@ -84,14 +84,17 @@ def under_load(benchmark: Benchmark, args: argparse.Namespace, checks: Checks) -
 
 
 def compare(benchmark: Benchmark, args: argparse.Namespace, concurrency: Sequence[int]) -> Results:
-    results = benchmark.compare(
+    workload = Workload(
         load_prompts(limit=args.limit),
-        methods=["none", args.method],
-        schedules=["auto", *(f"fixed:{n}" for n in args.lengths)],
         concurrency=concurrency,
         tokens=args.tokens,
         repeats=args.repeats,
         clock=args.clock,
+    )
+    results = benchmark.compare(
+        workload,
+        methods=["none", args.method],
+        schedules=["auto", *(f"fixed:{n}" for n in args.lengths)],
     )
     print(report.text(results), flush=True)
     return results

@@ -43,9 +43,9 @@ from .load_response import LoadResponse, follow_load
 from .lossless import fork_at, margin, near_tie
 from .peers import PeerSetup, PeerSystem, start_peers
 from .results import CellName, Fork, Results, Run
-from .systems import BASELINE, CLOCKS, EngineSystem, MlxLmSystem, System
+from .systems import BASELINE, CLOCKS, EngineSystem, MlxLmSystem, System, TokenIds
 from .text_tables import plural
-from .workload import Prompt, Variant, variants
+from .workload import Prompt, Variant, Workload, variants
 
 Progress = Callable[[int, int, str], None]  # runs done, runs in all (0: not yet known), which
 WARM_TOKENS = 8  # of a reply that is not counted: enough for a round of every kind
@@ -89,26 +89,22 @@ class Benchmark:
 
     def compare(
         self,
-        prompts: Sequence[Prompt],
+        workload: Workload,
         *,
         methods: Sequence[str] | None,
         schedules: Sequence[str],
         against: Sequence[str] = (),
         draft_model: str | None = None,
-        concurrency: Sequence[int] = (1,),
-        temperatures: Sequence[float] = (0.0,),
-        tokens: int = 64,
-        repeats: int = 1,
-        seed: int = 0,
-        clock: str = "wall",
     ) -> Results:
-        """Every method under every schedule, mlx-lm and the peers, on all prompts.
+        """Every method under every schedule, mlx-lm and the peers, on the whole ``workload``.
+
+        ``draft_model`` is a small model's folder or Hub id, for mlx-lm's own speculation.
 
         Raises UsageError for what cannot be had before anything is measured.
         """
-        if against and clock != "wall":
+        if against and workload.clock != "wall":
             raise UsageError("peers are timed by the wall's clock", "leave --clock out")
-        rows = max(concurrency)
+        rows = max(workload.concurrency)
         if rows > 1 and self.pair.target.rollback == "none":
             raise UsageError("this model serves one request at a time", "use --concurrency 1")
         chosen = variants(self.methods(methods), schedules)
@@ -118,15 +114,9 @@ class Benchmark:
         with start_peers(against, setup, lambda text: self.progress(0, 0, text)) as (peers, absent):
             comparison = Comparison(
                 self.pair,
-                prompts,
-                [self.system(variant, rows, clock) for variant in chosen],
+                workload,
+                [self.system(variant, rows, workload.clock) for variant in chosen],
                 peers=[PeerSystem(peer, mode) for peer in peers for mode in peer.modes],
-                concurrency=concurrency,
-                temperatures=temperatures,
-                tokens=tokens,
-                repeats=repeats,
-                seed=seed,
-                clock=clock,
                 about=self.about(),
                 progress=self.progress,
             )
@@ -134,7 +124,7 @@ class Benchmark:
         results.notes += absent
         if peers and rows > 1:
             results.notes.append("peers serve one request at a time: they are in no other table")
-        if peers and max(temperatures) > 0:
+        if peers and max(workload.temperatures) > 0:
             results.notes.append(
                 "above temperature 0 peers draw numbers of their own: their text is unchecked"
             )
@@ -221,19 +211,13 @@ class Benchmark:
 class Comparison:
     """One measurement of ``systems``, mlx-lm and ``peers`` on one loaded pair.
 
-    Peers take part at concurrency 1 only. ``clock`` is one of ``CLOCKS``.
+    Peers take part at concurrency 1 only.
     """
 
     pair: Pair
-    prompts: Sequence[Prompt]
+    workload: Workload
     systems: Sequence[System]
     peers: Sequence[System] = ()
-    concurrency: Sequence[int] = (1,)
-    temperatures: Sequence[float] = (0.0,)
-    tokens: int = 64
-    repeats: int = 1
-    seed: int = 0
-    clock: str = "wall"
     about: dict[str, Any] = field(default_factory=dict)
     progress: Progress = silent
 
@@ -241,19 +225,19 @@ class Comparison:
         target = self.pair.target
         self._eos = tuple(self.pair.tokenizer.eos_token_ids)
         self._baseline = MlxLmSystem(
-            target.model, self._eos, kv_bits=target.kv_bits, clock=CLOCKS[self.clock]
+            target.model, self._eos, kv_bits=target.kv_bits, clock=CLOCKS[self.workload.clock]
         )
         self._plain = EngineSystem(
             self.pair, Variant("none", "off", "plain"), make_policy("off"), 1
         )
         self._running_peers = list(self.peers)
-        self._encoded = [encode(self.pair, prompt) for prompt in self.prompts]
+        self._encoded = [encode(self.pair, prompt) for prompt in self.workload.prompts]
         self._checked: Counter[str] = Counter()  # replies of each system
         self._references: dict[tuple[int, float, int], tuple[int, ...]] = {}
         self._results = Results(self._about(), BASELINE)
         every = (self._baseline, *self.systems, *self.peers)
         self._results.systems = [system.name for system in every]
-        if target.kv_bits and max(self.concurrency) > 1:
+        if target.kv_bits and max(self.workload.concurrency) > 1:
             self._results.notes.append(
                 "mlx-lm does not quantise the KV cache of batches: its batched rates are without"
             )
@@ -281,23 +265,24 @@ class Comparison:
         return results
 
     def _measure(self) -> None:
+        work = self.workload
         groups = [
             (repeat, temperature, count, group)
-            for repeat in range(self.repeats)
-            for temperature in self.temperatures
-            for count in self.concurrency
+            for repeat in range(work.repeats)
+            for temperature in work.temperatures
+            for count in work.concurrency
             for group in self._groups(count)
         ]
         done, total = 0, sum(len(self._taking_part(count)) for _, _, count, _ in groups)
         for turn, (repeat, temperature, count, group) in enumerate(groups):
             systems = self._taking_part(count)
             first = turn % len(systems)
-            domain = self.prompts[group[0]].domain
+            domain = work.prompts[group[0]].domain
             prompts = [self._encoded[i] for i in group]
             for system in [*systems[first:], *systems[:first]]:
                 self.progress(done, total, f"{system.name}, {domain}")
-                seed = self.seed + group[0]
-                run = self._ask(system, prompts, self.tokens, temperature, seed, count)
+                seed = work.seed + group[0]
+                run = self._ask(system, prompts, work.tokens, temperature, seed, count)
                 done += 1
                 if run is None:
                     continue
@@ -316,7 +301,7 @@ class Comparison:
         """Groups of prompt numbers, each of one domain, the domains taking turns."""
         size = count * WAVES if count > 1 else 1
         by_domain: dict[str, list[int]] = {}
-        for i, prompt in enumerate(self.prompts):
+        for i, prompt in enumerate(self.workload.prompts):
             by_domain.setdefault(prompt.domain, []).append(i)
         longest = max(map(len, by_domain.values()))
         return [
@@ -328,18 +313,19 @@ class Comparison:
 
     def _warm_up(self) -> None:
         """Every system once at every place, so that kernels are compiled and caches allocated."""
-        tokens = min(WARM_TOKENS, self.tokens)
-        for count in self.concurrency:
+        work = self.workload
+        tokens = min(WARM_TOKENS, work.tokens)
+        for count in work.concurrency:
             group = [self._encoded[i % len(self._encoded)] for i in range(count)]
-            for temperature in self.temperatures:
+            for temperature in work.temperatures:
                 for system in self._taking_part(count):
                     self.progress(0, 0, f"warming up {system.name}")
-                    self._ask(system, group, tokens, temperature, self.seed)
+                    self._ask(system, group, tokens, temperature, work.seed)
 
     def _ask(
         self,
         system: System,
-        prompts: Sequence[Sequence[int]],
+        prompts: TokenIds,
         tokens: int,
         temperature: float,
         seed: int,
@@ -360,20 +346,20 @@ class Comparison:
     def _check(
         self, name: CellName, group: Sequence[int], replies: Sequence[Sequence[int]]
     ) -> None:
+        params = SamplingParams(temperature=name.temperature, seed=self.workload.seed + group[0])
         for i, reply in zip(group, replies, strict=True):
-            reference = self._reference(i, name.temperature, self.seed + group[0])
+            reference = self._reference(i, params)
             self._results.compared += 1
             self._checked[name.system] += 1
             at = fork_at(reply, reference, self._eos)
             if at is None:
                 continue
             target = self.pair.target
-            params = SamplingParams(temperature=name.temperature, seed=self.seed + group[0])
             gap, top = margin(target.model, [*self._encoded[i], *reference[:at]], params)
             self._results.forks.append(
                 Fork(
                     system=name.system,
-                    prompt=self.prompts[i].title,
+                    prompt=self.workload.prompts[i].title,
                     position=at,
                     margin=gap,
                     near_tie=near_tie(gap, top, target.dtype, self._quantised),
@@ -382,12 +368,14 @@ class Comparison:
                 )
             )
 
-    def _reference(self, i: int, temperature: float, seed: int) -> tuple[int, ...]:
+    def _reference(self, i: int, params: SamplingParams) -> tuple[int, ...]:
         """What prompt ``i`` must be answered with."""
-        key = (i, temperature, seed if temperature else 0)
+        seed = params.seed or 0
+        key = (i, params.temperature, 0 if params.greedy else seed)
         if key not in self._references:
-            system = self._plain if temperature else self._baseline
-            run = system.run([self._encoded[i]], self.tokens, temperature, seed)
+            system = self._baseline if params.greedy else self._plain
+            tokens = self.workload.tokens
+            run = system.run([self._encoded[i]], tokens, params.temperature, seed)
             self._references[key] = run.tokens[0]
         return self._references[key]
 
@@ -406,10 +394,10 @@ class Comparison:
             "machine": f"{platform.system()} {platform.machine()}",
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             "dtype": _name(self.pair.target.dtype),
-            "prompts": len(self.prompts),
-            "tokens": self.tokens,
-            "repeats": self.repeats,
-            "clock": self.clock,
+            "prompts": len(self.workload.prompts),
+            "tokens": self.workload.tokens,
+            "repeats": self.workload.repeats,
+            "clock": self.workload.clock,
             "load_average_before": _load_average(),
         }
 

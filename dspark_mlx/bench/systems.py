@@ -27,6 +27,7 @@ from .results import Run, RunStats
 from .workload import Variant
 
 Clock = Callable[[], float]
+TokenIds = Sequence[Sequence[int]]  # of several prompts
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 BASELINE = "mlx-lm"
 PREFILL_CHUNK = 512  # tokens of a prompt read in one step, the same for our engine and mlx-lm
@@ -39,7 +40,7 @@ class System(Protocol):
 
     def run(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: TokenIds,
         max_tokens: int,
         temperature: float,
         seed: int,
@@ -79,7 +80,7 @@ class EngineSystem:
 
     def run(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: TokenIds,
         max_tokens: int,
         temperature: float,
         seed: int,
@@ -137,7 +138,7 @@ class MlxLmSystem:
 
     def run(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: TokenIds,
         max_tokens: int,
         temperature: float,
         seed: int,
@@ -182,10 +183,8 @@ class MlxLmSystem:
         steps.close()
         return Run((tuple(tokens),), ended - prefilled, (first - began,))
 
-    def _batch(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampler: Any, concurrency: int
-    ) -> Run:
-        generator = BatchGenerator(
+    def _batch(self, prompts: TokenIds, max_tokens: int, sampler: Any, concurrency: int) -> Run:
+        generator: Any = BatchGenerator(
             self._model,
             max_tokens=max_tokens,
             stop_tokens=[[t] for t in self._eos],

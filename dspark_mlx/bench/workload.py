@@ -1,4 +1,4 @@
-"""What a benchmark runs: prompts, and methods crossed with schedules. Pure.
+"""What a benchmark runs: prompts, how often, and methods crossed with schedules. Pure.
 
 A file of prompts is JSON lines. A line has ``turns`` (a list of user messages; the first is
 asked), ``messages`` (a whole chat) or ``prompt`` (raw text), and perhaps ``domain`` (or
@@ -34,6 +34,23 @@ class Prompt:
     def title(self) -> str:
         words = self.text if self.text is not None else self.messages[-1]["content"]
         return words.strip().splitlines()[0][:60]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What every system answers: all ``prompts``, ``repeats`` times, at every concurrency
+    (requests in flight) and temperature, with at most ``tokens`` a reply.
+
+    ``clock``: seconds by the "wall", or of this process's processor time ("cpu").
+    """
+
+    prompts: Sequence[Prompt]
+    concurrency: Sequence[int] = (1,)
+    temperatures: Sequence[float] = (0.0,)
+    tokens: int = 64
+    repeats: int = 1
+    seed: int = 0
+    clock: str = "wall"
 
 
 def load_prompts(files: Sequence[Path] = (), limit: int | None = None) -> list[Prompt]:

@@ -41,7 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(p_min=0.0, p_survival_min=0.0, method="auto", schedule="fixed")
     group = parser.add_argument_group("what is compared")
     group.add_argument(
-        "--methods", type=_names, metavar="A,B", help="of dspark, draft, lookup, none (default: all here)"
+        "--methods",
+        type=_names,
+        metavar="A,B",
+        help="of dspark, draft, lookup, none (default: all here)",
     )
     group.add_argument(
         "--schedules",
@@ -109,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         return _simulate(args)
     from ..bench.competing_load import parse_load
     from ..bench.peers import check_peer_names
-    from ..bench.workload import load_prompts, variants
+    from ..bench.workload import Workload, load_prompts, variants
 
     # What is wrong on the command line is said before anything is loaded.
     prompts = load_prompts(args.prompts, args.limit)
@@ -131,18 +134,21 @@ def run(args: argparse.Namespace) -> int:
         benchmark = Benchmark.load(options, report, _follow(line))
         if load is not None:
             return _respond(args, benchmark, prompts, load)
-        results = benchmark.compare(
+        workload = Workload(
             prompts,
-            methods=args.methods,
-            schedules=args.schedules,
-            against=args.against,
-            draft_model=args.peer_draft_model,
             concurrency=args.concurrency,
             temperatures=args.temps,
             tokens=args.tokens,
             repeats=args.repeats,
             seed=args.seed,
             clock=args.clock,
+        )
+        results = benchmark.compare(
+            workload,
+            methods=args.methods,
+            schedules=args.schedules,
+            against=args.against,
+            draft_model=args.peer_draft_model,
         )
     print(comparison_report.text(results))
     charts, note = comparison_report.charts(results), comparison_report.note(results)

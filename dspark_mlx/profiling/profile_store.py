@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import astuple
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -99,7 +100,8 @@ def _precision(engine: Engine) -> str:
 def _bits(model: nn.Module) -> str:
     """``4-bit bfloat16``, or just the floating type."""
     bits = {m.bits for m in model.modules() if hasattr(m, "bits") and hasattr(m, "group_size")}
-    kinds = {str(v.dtype).removeprefix("mlx.core.") for _, v in tree_flatten(model.parameters())}
+    weights: Any = tree_flatten(model.parameters())
+    kinds = {str(weight.dtype).removeprefix("mlx.core.") for _, weight in weights}
     words = [f"{'/'.join(map(str, sorted(bits)))}-bit"] if bits else []
     return " ".join([*words, *sorted(k for k in kinds if "float" in k)])
 

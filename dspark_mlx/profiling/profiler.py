@@ -28,7 +28,6 @@ from .profile_store import device_name, on_cpu
 from .step_timer import StepTimer
 
 Report: TypeAlias = Callable[[Loading | Notice], None]
-Clock: TypeAlias = Callable[[], float]
 Samples: TypeAlias = dict[StepKind, list[float]]
 
 # Samples of a kind, its first run (when kernels are compiled) not counted. Four profiles in a row
@@ -55,10 +54,9 @@ class Profiler:
         budget: float,
         report: Report,
         cancel: threading.Event | None,
-        clock: Clock = time.perf_counter,
     ) -> None:
         self.engine, self.budget = engine, budget
-        self._report, self._cancel, self._clock = report, cancel, clock
+        self._report, self._cancel = report, cancel
         # Copies cost nothing, and the text below repeats itself.
         self._proposers: dict[str, Proposer] = {
             name: proposer.inner if isinstance(proposer, CopyFirst) else proposer
@@ -68,7 +66,7 @@ class Profiler:
         self._first: dict[StepKind, float] = {}  # warm-ups, which count where nothing else is known
         self._samples: Samples = {}
         self._setup_seconds: dict[tuple[int, int], float] = {}  # by context and rows
-        self._began = clock()
+        self._began = time.perf_counter()
         self._reported = -1
         self._device = device_name()
 
@@ -134,9 +132,9 @@ class Profiler:
             # Drafts first, then wide steps before narrow ones: a step of one token may
             # leave work for the draft after it, which would be timed in the wrong place.
             here.sort(key=lambda kind: (not kind.method, -kind.size))
-            began = self._clock()
+            began = time.perf_counter()
             timer = StepTimer(self.engine.target, list(self._proposers.values()), rows, context)
-            self._setup_seconds[context, rows] = self._clock() - began
+            self._setup_seconds[context, rows] = time.perf_counter() - began
             for kind in here:
                 check_cancel(self._cancel)
                 if kind.method:
@@ -245,7 +243,7 @@ class Profiler:
         return CostModel(step, draft, overhead=overhead, look=look, overlap=overlap, key=key)
 
     def _spent(self) -> float:
-        return self._clock() - self._began
+        return time.perf_counter() - self._began
 
     def _progress(self, done: float | None = None) -> None:
         share = min(0.99, self._spent() / self.budget) if done is None else done

@@ -15,7 +15,7 @@ from dspark_mlx.bench.comparison import Benchmark, Comparison, encode
 from dspark_mlx.bench.lossless import fork_at, near_tie
 from dspark_mlx.bench.results import Run
 from dspark_mlx.bench.systems import BASELINE, CLOCKS, EngineSystem, MlxLmSystem
-from dspark_mlx.bench.workload import Prompt, Variant
+from dspark_mlx.bench.workload import Prompt, Variant, Workload
 from dspark_mlx.errors import DsparkError, UsageError
 from dspark_mlx.events import StepDone
 from dspark_mlx.loading import Pair
@@ -24,13 +24,9 @@ from dspark_mlx.schedule import make_policy
 
 
 def compare(benchmark: Benchmark, prompts: list[Prompt], **options):
-    options = {
-        "methods": ["none", "dspark", "lookup"],
-        "schedules": ["fixed:3"],
-        "tokens": 12,
-        **options,
-    }
-    return benchmark.compare(prompts, **options)
+    names = {"methods": ["none", "dspark", "lookup"], "schedules": ["fixed:3"], "against": []}
+    names = {name: options.pop(name, value) for name, value in names.items()}
+    return benchmark.compare(Workload(prompts, **{"tokens": 12, **options}), **names)
 
 
 def test_every_system_answers_every_prompt_losslessly(benchmark: Benchmark, prompts: list) -> None:
@@ -126,7 +122,9 @@ def test_a_wrong_engine_is_caught(
     pair: Pair, prompts: list, kind: type, position: int, temperature: float
 ) -> None:
     system = kind(pair, Variant("none", "off", "wrong"), make_policy("off"), 1)
-    comparison = Comparison(pair, prompts[:2], [system], tokens=10, temperatures=(temperature,))
+    comparison = Comparison(
+        pair, Workload(prompts[:2], tokens=10, temperatures=(temperature,)), [system]
+    )
     results = comparison.run()
     forks = [fork for fork in results.forks if fork.system == "wrong"]
     assert [fork.position for fork in forks] == [position] * 2
@@ -149,7 +147,7 @@ class FailingPeer:
 
 
 def test_a_peer_that_fails_is_named_and_the_rest_goes_on(pair: Pair, prompts: list) -> None:
-    results = Comparison(pair, prompts, [], peers=[FailingPeer(2)], tokens=4).run()
+    results = Comparison(pair, Workload(prompts, tokens=4), [], peers=[FailingPeer(2)]).run()
     assert any("out of memory" in note for note in results.notes)
     assert sum(len(run.tokens) for g in results.runs.values() for run in g[0]) == 4 + 1
 
@@ -162,11 +160,11 @@ def test_ctrl_c_keeps_what_was_measured(pair: Pair, prompts: list) -> None:
 
         return progress
 
-    results = Comparison(pair, prompts, [], tokens=2, progress=stop_at(2)).run()
+    results = Comparison(pair, Workload(prompts, tokens=2), [], progress=stop_at(2)).run()
     assert results.stopped and results.compared == 2
     assert "stopped early" in report.text(results)
     with pytest.raises(KeyboardInterrupt):
-        Comparison(pair, prompts, [], tokens=2, progress=stop_at(0)).run()
+        Comparison(pair, Workload(prompts, tokens=2), [], progress=stop_at(0)).run()
 
 
 def test_who_goes_first_rotates(pair: Pair, prompts: list) -> None:
@@ -176,7 +174,7 @@ def test_who_goes_first_rotates(pair: Pair, prompts: list) -> None:
     def progress(done: int, total: int, what: str) -> None:
         order.append(what.split(",")[0])
 
-    Comparison(pair, prompts, [system], tokens=2, progress=progress).run()
+    Comparison(pair, Workload(prompts, tokens=2), [system], progress=progress).run()
     assert order[2:-1] == [BASELINE, "none", "none", BASELINE] * 2
 
 
@@ -217,7 +215,7 @@ def test_a_prompt_beyond_the_context_is_refused_before_anything_runs(pair: Pair)
     small = dataclasses.replace(pair, target=target)
     long = Prompt("chat", ({"role": "user", "content": "x" * 50},))
     with pytest.raises(UsageError, match="longer than the context"):
-        Comparison(small, [long], [], tokens=2)
+        Comparison(small, Workload([long], tokens=2), [])
 
 
 def wide_llama():
@@ -238,6 +236,6 @@ def test_a_quantised_kv_cache_is_compared_with_mlx_lms_own(prompts: list) -> Non
     target.check()
     pair = Pair(target, ToyTokenizer(), None, "lookup", "no drafter", 4)
     system = EngineSystem(pair, Variant("lookup", "fixed", "lookup"), make_policy("fixed"), 2)
-    results = Comparison(pair, prompts[:2], [system], tokens=8, concurrency=(1, 2)).run()
+    results = Comparison(pair, Workload(prompts[:2], tokens=8, concurrency=(1, 2)), [system]).run()
     assert results.lossless
     assert any("does not quantise" in note for note in results.notes)
