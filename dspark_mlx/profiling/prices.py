@@ -9,9 +9,8 @@ from statistics import median
 
 SHALLOW, DEEP = 128, 1024  # context lengths that are measured: a short chat, and a long one
 
-# Rounds of polishing in ``prices``. From the fourth on nothing moves by 1 %: four profiles in a
-# row of smollm2-135m on two CPU cores agree on the shape of the staircase within 4.5 % (median)
-# after 3 rounds as after 12, and within 6.2 % without.
+# Rounds of polishing in ``prices``. The same four profiles of smollm2-135m on two CPU cores agree
+# on the staircase of one row within 4.5 % (median) after 3 rounds as after 12, and 6.2 % without.
 POLISH_ROUNDS = 3
 
 
@@ -105,7 +104,7 @@ def prices(samples: Mapping[StepKind, Sequence[float]]) -> dict[StepKind, float]
 def extra_seconds(rounds: Sequence[tuple[bool, float]]) -> float:
     """What marked rounds take longer than unmarked ones: the median over neighbours, at least 0.
 
-    On two CPU cores the standard deviation of this over 18 rounds of 190 ms is 3 ms; that of
+    On two CPU cores the standard deviation of this over 18 rounds of 190 ms is 4 ms; that of
     the difference of two medians is 10 ms.
     """
     found = [
