@@ -141,7 +141,7 @@ class Engine:
     # -- one step -----------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Admit, prefill one chunk, then one round for all decoding rows; returns the events."""
+        """Admit, prefill a chunk, then one round for all decoding rows; returns the events."""
         with self.target.model_lock:
             self._logits.clear()
             self._retire()
@@ -155,14 +155,11 @@ class Engine:
         return events
 
     def _prefill(self) -> None:
-        done = self.prefiller.prefill(others_decode=bool(self.batch.sequences))
-        if done is None:
-            return
-        event, ready = done
-        self._events.append(event)
-        if ready is not None:
-            self._rows_changed()
-            self.batch.extend(*ready)
+        for event, ready in self.prefiller.prefill(others_decode=bool(self.batch.sequences)):
+            self._events.append(event)
+            if ready is not None:
+                self._rows_changed()
+                self.batch.extend(*ready)
 
     def _round(self) -> None:
         """One round of every row: dispatch it, collect it, tell the policy."""

@@ -6,8 +6,8 @@ each prefill from the longest prefix that an earlier reply left behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
@@ -22,8 +22,10 @@ from .prefix_cache import Prefix, PrefixCache
 from .sequence import SequenceState
 from .text import encode_chat, encode_text
 
-# While others decode, prefill in chunks of this share of the usual, so they do not stall.
+# While others decode, a step prefills at most this part of the usual, so that they do not stall.
 BUSY_SHARE = 4
+
+Ready: TypeAlias = tuple[SequenceState, Prefix]  # a sequence whose prompt is in its caches
 
 
 class Prefiller:
@@ -50,7 +52,7 @@ class Prefiller:
         thinking: bool | None,
     ) -> None:
         self.queue: list[SequenceState] = []
-        self.joining: list[tuple[SequenceState, Prefix]] = []
+        self.joining: list[Ready] = []  # in prefill, oldest first
         self.prefixes = PrefixCache(kv_limit // 4 if reuse else 0)
         self.context_limit = context_limit
         self.kv_limit = kv_limit
@@ -141,24 +143,27 @@ class Prefiller:
             seq.reused = len(state.tokens)
             self.joining.append((seq, state))
 
-    def prefill(
-        self, others_decode: bool
-    ) -> tuple[Event, tuple[SequenceState, Prefix] | None] | None:
-        """One chunk for the sequence that waited longest; that sequence once its prompt is in."""
-        if not self.joining:
-            return None
-        seq, state = self.joining[0]
-        total = seq.context
-        size = max(1, self._chunk // BUSY_SHARE) if others_decode else self._chunk
-        chunk = seq.tokens[len(state.tokens) : min(len(state.tokens) + size, total)]
-        if chunk:
-            self._prefill_chunk(seq, state, chunk)
-        event = Prefill(seq.id, len(state.tokens), total, seq.reused)
-        if len(state.tokens) < total:
-            return event, None
-        self.joining.pop(0)
-        seq.prefill_done()
-        return event, (seq, state)
+    def prefill(self, others_decode: bool) -> Iterator[tuple[Event, Ready | None]]:
+        """One step's share of the waiting prompts, the oldest first; each as soon as it is in.
+
+        Several short prompts that came together are prefilled in one step, so that
+        their replies are decoded together from the start.
+        """
+        room = max(1, self._chunk // BUSY_SHARE) if others_decode else self._chunk
+        while self.joining and room > 0:
+            seq, state = self.joining[0]
+            total = seq.context
+            chunk = seq.tokens[len(state.tokens) : min(len(state.tokens) + room, total)]
+            if chunk:
+                self._prefill_chunk(seq, state, chunk)
+                room -= len(chunk)
+            event = Prefill(seq.id, len(state.tokens), total, seq.reused)
+            if len(state.tokens) < total:
+                yield event, None
+                continue
+            self.joining.pop(0)
+            seq.prefill_done()
+            yield event, (seq, state)
 
     def remove(self, seq: SequenceState) -> None:
         """Take a sequence out of the queue or of prefill; what was prefilled may be reused."""
