@@ -45,7 +45,7 @@ from .peers import PeerSetup, PeerSystem, start_peers
 from .results import CellName, Fork, Results, Run
 from .systems import BASELINE, CLOCKS, EngineSystem, MlxLmSystem, System, TokenIds
 from .text_tables import plural
-from .workload import Prompt, Variant, Workload, variants
+from .workload import BenchPrompt, Variant, Workload, variants
 
 Progress = Callable[[int, int, str], None]  # runs done, runs in all (0: not yet known), which
 WARM_TOKENS = 8  # of a reply that is not counted: enough for a round of every kind
@@ -55,7 +55,7 @@ PROFILED_ROWS = 8  # rows that rounds are priced for at least, as `dspark profil
 WAVES = 4
 
 
-def silent(done: int, total: int, what: str) -> None:
+def ignore_progress(done: int, total: int, what: str) -> None:
     """The progress that nobody follows."""
 
 
@@ -68,7 +68,7 @@ class Benchmark:
         entry: ModelEntry,
         options: LoadOptions,
         report: Report = lambda event: None,
-        progress: Progress = silent,
+        progress: Progress = ignore_progress,
     ) -> None:
         self.pair, self.entry, self.options = pair, entry, options
         self.report, self.progress = report, progress
@@ -136,7 +136,7 @@ class Benchmark:
 
     def respond(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[BenchPrompt],
         spec: LoadSpec,
         *,
         method: str | None = None,
@@ -219,7 +219,7 @@ class Comparison:
     systems: Sequence[System]
     peers: Sequence[System] = ()
     about: dict[str, Any] = field(default_factory=dict)
-    progress: Progress = silent
+    progress: Progress = ignore_progress
 
     def __post_init__(self) -> None:
         target = self.pair.target
@@ -402,7 +402,7 @@ class Comparison:
         }
 
 
-def encode(pair: Pair, prompt: Prompt) -> list[int]:
+def encode(pair: Pair, prompt: BenchPrompt) -> list[int]:
     """The ids of the prompt; a model without a chat template continues the plain text.
 
     Raises UsageError for a prompt that does not fit into the model's context.

@@ -23,7 +23,7 @@ PACKAGED = "data/prompts.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BenchPrompt:
     """``messages`` for the chat template, or raw ``text``."""
 
     domain: str
@@ -44,7 +44,7 @@ class Workload:
     ``clock``: seconds by the "wall", or of this process's processor time ("cpu").
     """
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[BenchPrompt]
     concurrency: Sequence[int] = (1,)
     temperatures: Sequence[float] = (0.0,)
     tokens: int = 64
@@ -53,12 +53,12 @@ class Workload:
     clock: str = "wall"
 
 
-def load_prompts(files: Sequence[Path] = (), limit: int | None = None) -> list[Prompt]:
+def load_prompts(files: Sequence[Path] = (), limit: int | None = None) -> list[BenchPrompt]:
     """The prompts of ``files``, or the packaged ones; at most ``limit`` of a domain.
 
     Raises UsageError for a file that cannot be read or a line that is not a prompt.
     """
-    found: list[Prompt] = []
+    found: list[BenchPrompt] = []
     if not files:
         text = resources.files("dspark_mlx").joinpath(PACKAGED).read_text("utf-8")
         found = _parse(text, "prompts", PACKAGED)
@@ -79,7 +79,7 @@ def load_prompts(files: Sequence[Path] = (), limit: int | None = None) -> list[P
     return kept
 
 
-def _parse(text: str, domain: str, name: str) -> list[Prompt]:
+def _parse(text: str, domain: str, name: str) -> list[BenchPrompt]:
     prompts = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -94,16 +94,16 @@ def _parse(text: str, domain: str, name: str) -> list[Prompt]:
     return prompts
 
 
-def _prompt(data: Mapping[str, Any], domain: str) -> Prompt:
+def _prompt(data: Mapping[str, Any], domain: str) -> BenchPrompt:
     domain = str(data.get("domain") or data.get("category") or domain)
     if "messages" in data:
         chat = [{"role": str(m["role"]), "content": str(m["content"])} for m in data["messages"]]
         if not chat:
             raise ValueError("no messages")
-        return Prompt(domain, tuple(chat))
+        return BenchPrompt(domain, tuple(chat))
     if "prompt" in data:
-        return Prompt(domain, text=_text(data["prompt"]))
-    return Prompt(domain, ({"role": "user", "content": _text(data["turns"][0])},))
+        return BenchPrompt(domain, text=_text(data["prompt"]))
+    return BenchPrompt(domain, ({"role": "user", "content": _text(data["turns"][0])},))
 
 
 def _text(value: object) -> str:

@@ -20,7 +20,7 @@ from .progress import ProgressLine
 if TYPE_CHECKING:
     from ..bench.comparison import Benchmark
     from ..bench.competing_load import LoadSpec
-    from ..bench.workload import Prompt
+    from ..bench.workload import BenchPrompt
 
 EXIT_NOT_LOSSLESS = 1
 SCHEDULES = ["auto", "fixed"]
@@ -171,7 +171,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _respond(
-    args: argparse.Namespace, benchmark: Benchmark, prompts: list[Prompt], load: LoadSpec
+    args: argparse.Namespace, benchmark: Benchmark, prompts: list[BenchPrompt], load: LoadSpec
 ) -> int:
     from ..bench import load_response
 

@@ -165,8 +165,8 @@ class Profiler:
     # -- whole rounds -------------------------------------------------------------------
 
     def _price_rounds(self) -> tuple[float, float]:
-        """Seconds of a round besides its step and draft: the host's own work (commit, report,
-        roll back), and what reading the confidences before verification adds."""
+        """Seconds that a round adds to its step and draft: the host's work (commit, report, roll
+        back), and what reading the confidences before verification costs."""
         proposer = self._proposers.get(self.engine.prefiller.default_method)
         policy, count = Fixed(), HOST_ROUNDS
         if proposer is not None and not proposer.spec.host_only:

@@ -9,7 +9,7 @@ from decoding import plain_text, toy_drafter, toy_target
 from toys import ToyTokenizer
 
 from dspark_mlx.bench.comparison import Benchmark
-from dspark_mlx.bench.workload import Prompt
+from dspark_mlx.bench.workload import BenchPrompt
 from dspark_mlx.draft.registry import dspark_drafter
 from dspark_mlx.loading import LoadOptions, Pair
 from dspark_mlx.registry import Registry
@@ -18,9 +18,9 @@ TEXTS = ("hello", "the sea", "a + b", "again")
 
 
 @pytest.fixture
-def prompts() -> list[Prompt]:
+def prompts() -> list[BenchPrompt]:
     return [
-        Prompt("chat" if i < 2 else "code", ({"role": "user", "content": text},))
+        BenchPrompt("chat" if i < 2 else "code", ({"role": "user", "content": text},))
         for i, text in enumerate(TEXTS)
     ]
 

@@ -15,7 +15,7 @@ from dspark_mlx.bench.comparison import Benchmark, Comparison, encode
 from dspark_mlx.bench.lossless import fork_at, near_tie
 from dspark_mlx.bench.results import Run
 from dspark_mlx.bench.systems import BASELINE, CLOCKS, EngineSystem, MlxLmSystem
-from dspark_mlx.bench.workload import Prompt, Variant, Workload
+from dspark_mlx.bench.workload import BenchPrompt, Variant, Workload
 from dspark_mlx.errors import DsparkError, UsageError
 from dspark_mlx.events import StepDone
 from dspark_mlx.loading import Pair
@@ -23,7 +23,7 @@ from dspark_mlx.model.target import Target
 from dspark_mlx.schedule import make_policy
 
 
-def compare(benchmark: Benchmark, prompts: list[Prompt], **options):
+def compare(benchmark: Benchmark, prompts: list[BenchPrompt], **options):
     names = {"methods": ["none", "dspark", "lookup"], "schedules": ["fixed:3"], "against": []}
     names = {name: options.pop(name, value) for name, value in names.items()}
     return benchmark.compare(Workload(prompts, **{"tokens": 12, **options}), **names)
@@ -213,7 +213,7 @@ def test_methods_that_cannot_be_had_are_refused(pair: Pair, benchmark: Benchmark
 def test_a_prompt_beyond_the_context_is_refused_before_anything_runs(pair: Pair) -> None:
     target = type(pair.target)(pair.target.model, {"max_position_embeddings": 20})
     small = dataclasses.replace(pair, target=target)
-    long = Prompt("chat", ({"role": "user", "content": "x" * 50},))
+    long = BenchPrompt("chat", ({"role": "user", "content": "x" * 50},))
     with pytest.raises(UsageError, match="longer than the context"):
         Comparison(small, Workload([long], tokens=2), [])
 

@@ -29,7 +29,7 @@ from dspark_mlx.bench.load_response import (
     rounds_to_move,
 )
 from dspark_mlx.bench.systems import EngineSystem
-from dspark_mlx.bench.workload import Prompt, Variant
+from dspark_mlx.bench.workload import BenchPrompt, Variant
 from dspark_mlx.errors import DsparkError, UsageError
 from dspark_mlx.loading import Pair
 from dspark_mlx.schedule import make_policy
@@ -173,7 +173,7 @@ class Switch:
 
 
 def test_every_phase_has_its_rounds_and_the_text_does_not_change(
-    pair: Pair, prompts: list[Prompt]
+    pair: Pair, prompts: list[BenchPrompt]
 ) -> None:
     cost = CostModel({0: {1: {1: 0.002, 6: 0.003}}}, {"dspark": {1: {5: 0.001}}})
     policy = make_policy("auto", cost=cost)
@@ -212,7 +212,7 @@ class Drifting(EngineSystem):
         return dataclasses.replace(run, tokens=tuple((2, *t) for t in run.tokens))
 
 
-def test_a_text_that_changes_under_load_is_told(pair: Pair, prompts: list[Prompt]) -> None:
+def test_a_text_that_changes_under_load_is_told(pair: Pair, prompts: list[BenchPrompt]) -> None:
     system = Drifting(pair, Variant("lookup", "fixed", "lookup"), make_policy("fixed"), 1)
     encoded = [encode(pair, prompts[0])]
     found = follow_load(system, encoded, Switch(), rounds=6, max_tokens=12)
