@@ -6,17 +6,16 @@ import json
 
 import pytest
 
-from dspark_mlx.bench import report
-from dspark_mlx.bench.result import CellName, Fork, Results, Run, by_position, summarise
-from dspark_mlx.bench.shape import Shape, shared
+from dspark_mlx.bench import comparison_report as report
+from dspark_mlx.bench.results import CellName, Fork, Results, Run, summarise
 
 
 def run(tokens: int, seconds: float, **counts) -> Run:
     return Run(((0,) * tokens,), seconds, (0.1,), **counts)
 
 
-def cell(side: str = "a", domain: str = "chat") -> CellName:
-    return CellName(side, domain, 0.0, 1)
+def cell(system: str = "a", domain: str = "chat") -> CellName:
+    return CellName(system, domain, 0.0, 1)
 
 
 def test_rates_take_each_groups_median_and_ranges_are_of_whole_repeats() -> None:
@@ -41,50 +40,22 @@ def test_a_repeat_that_was_stopped_half_way_still_counts() -> None:
 
 def test_hindsight_takes_the_best_fixed_length_of_the_same_method_and_place() -> None:
     made = Results({}, "mlx-lm")
-    for side, seconds in (
+    for system, seconds in (
         ("none", 4.0), ("dspark auto", 2.0), ("dspark fixed:1", 2.5), ("dspark fixed:4", 1.9),
         ("lookup fixed:4", 0.5),
     ):  # fmt: skip
-        made.add(cell(side), 0, run(10, seconds))
+        made.add(cell(system), 0, run(10, seconds))
     [verdict] = report.hindsight(made)
-    assert (verdict.name.side, verdict.best) == ("dspark auto", "dspark fixed:4")
+    assert (verdict.name.system, verdict.best) == ("dspark auto", "dspark fixed:4")
     assert verdict.of_best == pytest.approx(0.95) and verdict.of_plain == pytest.approx(2.0)
     assert "95 % of the best fixed length (dspark fixed:4), 200 % of plain" in report.line(verdict)
 
 
-def test_evened_rounds_cost_what_their_shape_does_as_a_rule() -> None:
-    """A side that met a slow minute is judged by its choices; what has no rounds stays."""
-    plain, wide = Shape(1, 0, 0, 0, False, False), Shape(1, 1, 4, 4, False, False)
-    looked, first = wide._replace(looked=True), plain._replace(after_draft=True)
-
-    def rounds(state: float, **counts: int) -> tuple[tuple[Shape, float], ...]:
-        price = {"plain": (plain, 1.0), "wide": (wide, 2.0), "looked": (looked, 2.1)}
-        return tuple(
-            (price[k][0], state * price[k][1]) for k, n in counts.items() for _ in range(n)
-        )
-
+def test_rounds_are_counted_by_the_rule_that_decided_them() -> None:
     made = Results({}, "mlx-lm")
-    made.add(cell("a"), 0, run(10, 9.9, rounds=rounds(1.0, plain=60, wide=40)))
-    made.add(cell("b"), 0, run(10, 9.9, rounds=rounds(1.0, wide=80, looked=10)))
-    made.add(cell("slow"), 0, run(10, 9.9, rounds=rounds(2.0, wide=30, looked=70)))
-    odd = ((first, 9.0), (wide, 50.0))
-    made.add(cell("odd"), 0, run(10, 9.9, rounds=(*odd, *rounds(1.0, plain=20))))
-    made.add(cell("mlx-lm"), 0, run(10, 4.0))
-    seconds = {name.side: runs[0][0].seconds for name, runs in made.evened().runs.items()}
-    assert made.runs[cell("a")][0][0].seconds == 9.9
-    assert seconds.pop("mlx-lm") == 4.0
-    wanted = {"a": 140.0, "b": 181.0, "slow": 207.0, "odd": 20.0 + 2.0 + 9.0}
-    assert seconds == pytest.approx(wanted, rel=0.05)
-
-
-def test_plain_rounds_in_a_row_share_what_they_took() -> None:
-    """Each is begun before the last is read; a change of rows or a draft ends the row."""
-    plain, wide = Shape(1, 0, 0, 0, False, False), Shape(1, 1, 4, 4, False, False)
-    two = plain._replace(rows=2)
-    times = [(wide, 3.0), (plain, 9.0), (plain, 5.0), (plain, 1.0), (two, 7.0), (wide, 2.0)]
-    found = list(shared(times))
-    assert [shape for shape, _ in found] == [shape for shape, _ in times]
-    assert [seconds for _, seconds in found] == [3.0, 5.0, 5.0, 5.0, 7.0, 2.0]
+    made.add(cell(), 0, run(8, 1.0, rules=(("auto", 3), ("plain", 1))))
+    made.add(cell(domain="code"), 0, run(8, 1.0, rules=(("auto", 2),)))
+    assert "rounds of a decided by: auto 5, plain 1" in report.text(made)
 
 
 def test_one_repeat_has_no_range() -> None:
@@ -104,11 +75,12 @@ def test_waste_lengths_and_acceptance_follow_the_counts() -> None:
     assert found.waste == pytest.approx(7 / 12)
     assert found.acceptance == (0.75, 0.5, 0.0)
     assert (found.draft_share, found.verify_share) == (pytest.approx(0.2), pytest.approx(0.7))
-    assert by_position([one, run(1, 1.0, reached=(1,), survived=(1,))])[0] == pytest.approx(4 / 5)
+    shorter = run(1, 1.0, reached=(1,), survived=(1,))
+    assert summarise(cell(), [[one, shorter]]).acceptance[0] == pytest.approx(4 / 5)
 
 
 def results(*forks: Fork) -> Results:
-    made = Results({"model": "toy", "tokens": 8, "repeats": 1}, "mlx-lm", sides=["mlx-lm", "a"])
+    made = Results({"model": "toy", "tokens": 8, "repeats": 1}, "mlx-lm", systems=["mlx-lm", "a"])
     for domain in ("chat", "code"):
         made.add(
             cell("a", domain), 0, run(8, 1.0, row_rounds=4, drafted=8, scheduled=8, accepted=4)
@@ -118,7 +90,7 @@ def results(*forks: Fork) -> Results:
     return made
 
 
-def test_the_report_names_every_side_and_ends_with_the_verdict() -> None:
+def test_the_report_names_every_system_and_ends_with_the_verdict() -> None:
     words = report.text(results())
     assert "2.00×" in words and "1 request at a time" in words and "all domains" in words
     lines = [line for line in words.splitlines() if line.startswith(("mlx-lm ", "a "))]
@@ -140,7 +112,7 @@ def test_forks_are_told_apart_and_none_is_left_out() -> None:
 def test_results_are_json_and_charts() -> None:
     made = results()
     data = json.loads(json.dumps(made.to_json()))
-    assert {c["name"]["side"] for c in data["cells"]} == {"a", "mlx-lm"}
+    assert {c["name"]["system"] for c in data["cells"]} == {"a", "mlx-lm"}
     assert data["lossless"] is True
     assert report.charts(made)
     assert report.losslessness(Results({}, "mlx-lm")) == ["lossless: nothing was compared"]

@@ -1,4 +1,4 @@
-"""Pictures are well-formed, tables line up, prompts and variants mean one thing."""
+"""Tables line up, cost tables are shown, prompts and variants mean one thing."""
 
 from __future__ import annotations
 
@@ -7,46 +7,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dspark_mlx.bench import costs, picture
-from dspark_mlx.bench.energy import joules
-from dspark_mlx.bench.prompts import load_prompts
-from dspark_mlx.bench.tables import number, spread, table, without_blanks
-from dspark_mlx.bench.variants import variants
+from dspark_mlx.bench import cost_report
+from dspark_mlx.bench.text_tables import number, spread, text_table
+from dspark_mlx.bench.workload import load_prompts, variants
+from dspark_mlx.charts import page
 from dspark_mlx.errors import UsageError
 from dspark_mlx.schedule.cost import CostKey, CostModel
-
-FLOATS = st.floats(0.0, 1e6) | st.just(float("nan"))
-
-
-@given(
-    name=st.text(max_size=20),
-    points=st.lists(st.tuples(st.floats(0.0, 1e4), FLOATS), max_size=30),
-    step=st.booleans(),
-)
-def test_a_line_chart_is_well_formed(name: str, points: list, step: bool) -> None:
-    name = "".join(c for c in name if c.isprintable())
-    series = picture.Series(name, tuple(sorted(points)), step)
-    chart = picture.Lines(name, "x", "y <ms>", (series,), ((0.0, 1.0, name),))
-    root = ElementTree.fromstring(picture.page([chart, chart], f"note & {name}"))
-    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts.count("y <ms>") == 2 and f"note & {name}" in texts
-    assert "nan" not in picture.page([chart]).replace(name, "")
-
-
-def test_bars_leave_out_what_was_not_measured() -> None:
-    chart = picture.Bars(
-        "t", "tokens/s", ("chat", "code"), ("a", "b"), ((1.0, None), (2.0, 4.0)),
-        (((0.5, 1.5), None), (None, (3.0, 5.0))),
-    )  # fmt: skip
-    svg = picture.page([chart])
-    root = ElementTree.fromstring(svg)
-    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if "x" in e.attrib]
-    assert len(bars) == 3 + 2  # and the legend's two
-    heights = sorted(float(e.get("height", 0)) for e in bars if e.get("height") != "11")
-    assert heights[2] == pytest.approx(4 * heights[0], rel=0.02)
 
 
 def test_a_cost_table_marks_what_was_interpolated() -> None:
@@ -54,21 +21,21 @@ def test_a_cost_table_marks_what_was_interpolated() -> None:
     cost = CostModel(
         {128: {1: {1: 0.1, 4: 0.2}, 2: {1: 0.12}}}, {"dspark": {1: {4: 0.01}}}, key=key
     )
-    words = costs.text(cost)
+    words = cost_report.text(cost)
     assert "a machine" in words and "120.0" in words and "100.0" in words
     assert words.count("*") == 1  # two rows of four tokens
-    ElementTree.fromstring(costs.svg(cost))
+    ElementTree.fromstring(page(cost_report.charts(cost), cost_report.note(cost)))
 
 
 def test_tables_line_up() -> None:
-    lines = table(("name", "x"), [["a", "1.00"], ["longer", "10.00"]]).splitlines()
-    assert lines == ["name        x", "a        1.00", "longer  10.00"]
+    lines = text_table(("name", "x"), [["a [b]", "1.00"], ["longer", "10.00"]]).splitlines()
+    assert lines == ["name        x", "a [b]    1.00", "longer  10.00"]
     assert number(None) == "–" and spread(1.0, None) == "–" and spread(1.0, 2.0) == "1.0–2.0"
 
 
 def test_columns_without_anything_in_them_are_left_out() -> None:
-    head, rows = without_blanks(("a", "b", "c"), [["–", "–", "1"], ["–", "–", "–"]])
-    assert (head, rows) == (["a", "c"], [["–", "1"], ["–", "–"]])
+    lines = text_table(("a", "b", "c"), [["–", "–", "1"], ["–", "–", "–"]]).splitlines()
+    assert lines == ["a  c", "–  1", "–  –"]
 
 
 # -- prompts --------------------------------------------------------------------------------
@@ -140,20 +107,3 @@ def test_methods_cross_schedules_and_plain_decoding_comes_once() -> None:
 def test_variants_that_make_no_sense_are_refused(methods: list, schedules: list) -> None:
     with pytest.raises(UsageError):
         variants(methods, schedules)
-
-
-# -- energy ---------------------------------------------------------------------------------
-
-
-def test_energy_counts_packages_once_or_says_nothing(tmp_path: Path) -> None:
-    assert joules(tmp_path) is None
-    for zone, microjoules in (
-        ("intel-rapl:0", 3_000_000),
-        ("intel-rapl:0:0", 500_000),
-        ("intel-rapl:1", 1_500_000),
-    ):
-        (tmp_path / zone).mkdir()
-        (tmp_path / zone / "energy_uj").write_text(f"{microjoules}\n")
-    assert joules(tmp_path) == pytest.approx(4.5)
-    (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
-    assert joules(tmp_path) is None

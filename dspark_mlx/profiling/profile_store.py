@@ -1,4 +1,4 @@
-"""Where measurements are kept, and what each of them holds for."""
+"""Where measured costs are stored as JSON, and what each of them holds for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import astuple
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -23,9 +24,9 @@ from ..sources.store import default_cache_dir
 
 
 def cost_key(engine: Engine, model: str, drafter: str | None = None) -> CostKey:
-    """Names everything that a measurement of ``engine`` depends on.
+    """Everything that a measurement of ``engine`` depends on.
 
-    ``drafter`` counts only where one is loaded.
+    ``drafter`` is part of it only where one is loaded.
     """
     methods = ", ".join(f"{p.spec.name} {p.spec.block}" for p in engine.batch.proposers.values())
     loaded = any(p.spec.keeps_state for p in engine.batch.proposers.values())
@@ -59,19 +60,17 @@ def profile_path(key: CostKey, cache_dir: Path | None = None) -> Path:
 
 
 def read_profile(path: Path, key: CostKey) -> CostModel | None:
-    """The stored measurement; None when there is none for ``key`` or it is damaged."""
+    """The stored measurement; None where there is none for ``key``, or it is damaged or of a
+    form that is no longer read."""
     try:
-        text = path.read_text("utf-8")
-        cost = CostModel.from_json(text)
+        cost = CostModel.from_json(path.read_text("utf-8"))
     except (OSError, ValueError, UsageError):
-        return None
-    if '"overlap"' not in text:  # measured before plain rounds were priced as they are run
         return None
     return cost if cost.key == key and cost.known else None
 
 
 def write_profile(path: Path, cost: CostModel) -> None:
-    """Put it in place whole or not at all. Raises OSError."""
+    """Write it as a whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
@@ -101,7 +100,8 @@ def _precision(engine: Engine) -> str:
 def _bits(model: nn.Module) -> str:
     """``4-bit bfloat16``, or just the floating type."""
     bits = {m.bits for m in model.modules() if hasattr(m, "bits") and hasattr(m, "group_size")}
-    kinds = {str(v.dtype).removeprefix("mlx.core.") for _, v in tree_flatten(model.parameters())}
+    weights: Any = tree_flatten(model.parameters())
+    kinds = {str(weight.dtype).removeprefix("mlx.core.") for _, weight in weights}
     words = [f"{'/'.join(map(str, sorted(bits)))}-bit"] if bits else []
     return " ".join([*words, *sorted(k for k in kinds if "float" in k)])
 

@@ -1,8 +1,7 @@
-"""A competing load: processes that do nothing but multiply matrices, on and off.
+"""A competing load: processes that multiply matrices until they are ended.
 
-Run as a module it is the load itself (``python -m dspark_mlx.bench.load cpu``).
-Such a process ends when it is told to, when its standard input closes, and so
-also when whoever started it is gone.
+``python -m dspark_mlx.bench.competing_load cpu`` is one of these processes. It ends when it is
+killed or when its standard input closes, and so also when the process that started it is gone.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import Any
 from ..errors import DsparkError, UsageError
 
 KINDS = ("cpu", "gpu")
-SIZE = {"cpu": 512, "gpu": 4096}
+SIZE = {"cpu": 512, "gpu": 4096}  # rows and columns: a multiplication takes some milliseconds
 MOST_PER_CORE = 4  # processes; more would only keep the machine from answering
-START_SECONDS = 60.0
-STOP_SECONDS = 5.0
+START_SECONDS = 60.0  # a process imports numpy or mlx first: a second or two on an idle machine
+STOP_SECONDS = 5.0  # a killed process is gone long before; more would hide a fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,10 @@ class LoadSpec:
 
 
 def parse_load(text: str) -> LoadSpec:
-    """``cpu``, ``cpu:2``, ``gpu:1``: what is kept busy, by how many processes."""
+    """``cpu``, ``cpu:2`` or ``gpu:1``: what is kept busy, and by how many processes.
+
+    Raises UsageError.
+    """
     kind, _, count = text.partition(":")
     try:
         processes = int(count or 1)
@@ -50,14 +52,14 @@ def parse_load(text: str) -> LoadSpec:
 
 
 class CompetingLoad:
-    """Off when made; ``on`` and ``off`` as often as wanted. Leaving the ``with`` ends it."""
+    """A load that can be switched on and off. It starts off; leaving the ``with`` ends it."""
 
     def __init__(self, spec: LoadSpec) -> None:
         self.spec = spec
         self.processes: list[subprocess.Popen[str]] = []
 
     def on(self) -> None:
-        """Start it and wait until it really works. Raises DsparkError."""
+        """Start it and wait until every process is multiplying. Raises DsparkError."""
         if self.processes:
             return
         for _ in range(self.spec.processes):
@@ -104,7 +106,7 @@ class CompetingLoad:
 
 
 def import_environment() -> dict[str, str]:
-    """An environment in which a process can import this package wherever it is started."""
+    """The environment of a process that can import this package in any working directory."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path}
@@ -122,7 +124,7 @@ def _end_with_parent() -> None:
 
 
 def main(kind: str) -> None:
-    """Multiply until ended."""
+    """Multiply until the process is ended."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     multiply = {"cpu": _cpu_matmul, "gpu": _gpu_matmul}[kind]()
     multiply()

@@ -1,10 +1,9 @@
-"""Single rounds of a model and its proposers with nothing but their cost in them.
+"""Times single steps of a model and its proposers, with nothing but their cost in them.
 
-A ``Site`` seats R rows of a given context length and runs the parts of a round
-on them: a draft, and a target step of W tokens with all that belongs to it
-(choice, features, rollback). What the tokens say does not matter to the time, so
-caches are filled with zeros instead of prefilled. Owns no clock policy: which
-shapes are run, how often, and what is made of it belongs to ``profiler``.
+A ``StepTimer`` holds R rows of a given context length and runs the parts of a round on them: a
+draft, and a target step of W tokens with all that belongs to it (choice, features, rollback).
+The time does not depend on what the tokens say, so caches are filled with zeros instead of
+prefilled.
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ from ..model.rows import Rows
 from ..model.target import Target
 from ..model.verify import RowSpec, verify
 from ..request import SamplingParams
-from .store import on_cpu
+from .profile_store import on_cpu
 
-DRAFT_CONTEXT = 64  # positions in a proposer's own context; its cost hardly depends on them
+DRAFT_CONTEXT = 64  # positions in a proposer's own context, as after a short prompt
 _GREEDY = SamplingParams(seed=0)
 
 
-class Site:
-    """``rows`` rows of ``context`` cached positions; each method runs one part, in seconds."""
+class StepTimer:
+    """``rows`` rows of ``context`` cached positions. Each method runs one part of a round and
+    returns its seconds."""
 
     def __init__(
         self, target: Target, proposers: Sequence[Proposer], rows: int, context: int
@@ -38,14 +38,12 @@ class Site:
         self._taps = tuple(dict.fromkeys(t for p in proposers for t in p.spec.taps))
         self._cache = blank_rows(target, rows, context)
         self._drafted_from = DRAFT_CONTEXT
-        self._seat()
+        self._fill_proposers()
 
     def close(self) -> None:
         """Take the rows away from the proposers."""
         for proposer in self._proposers:
             proposer.filter([])
-
-    # -- the parts of a round -----------------------------------------------------------
 
     def draft(self, proposer: Proposer, width: int) -> float:
         """``proposer`` drafts ``width`` tokens for every row."""
@@ -62,9 +60,7 @@ class Site:
         self._step(tokens)
         return watch.seconds()
 
-    # -- inside -------------------------------------------------------------------------
-
-    def _seat(self) -> None:
+    def _fill_proposers(self) -> None:
         # A text that repeats, so that a proposer that looks for repetitions has some.
         text = [1 + k % 4 for k in range(DRAFT_CONTEXT)]
         features: mx.array | None = None
@@ -107,8 +103,8 @@ class Site:
 
 
 class _Stopwatch:
-    """Seconds since it was made. On the CPU backend, waiting for a turn behind other programs
-    is no price of the work: processor time counts there, where it is the less."""
+    """Seconds since it was made. On the CPU backend the smaller of wall and processor time:
+    waiting for a core that another program holds is no part of the price."""
 
     def __init__(self) -> None:
         self._cpu = on_cpu()
