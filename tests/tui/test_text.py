@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tui.text import Cleaner, clean, code_blocks, count, one_line, seconds, size, split_thinking
+from tui.display_text import (
+    Cleaner,
+    clean,
+    code_blocks,
+    count,
+    one_line,
+    seconds,
+    size,
+    split_thinking,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""The widget that shows a canvas: any chart function, redrawn when told and only when seen."""
+"""The widget that shows a canvas, and how often it is redrawn."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rich.segment import Segment
 from rich.style import Style
@@ -12,10 +13,34 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 
 from ..canvas import Canvas
-from .inks import solid
-from .lined import Lined
+from .cached_lines import CachedLines
+from .rich_theme import solid
 
+STRIP_SECONDS = 0.4  # between two paints of the draft strip: time to read a word
+CHART_SECONDS = 1.0
 _NOTHING = Strip([])
+
+
+@runtime_checkable
+class Painted(Protocol):
+    """A screen with charts; ``tick`` is called at every look at the engine's events."""
+
+    def tick(self, news: bool) -> None: ...
+
+
+class Throttle:
+    """Calls ``paint`` at most every ``seconds`` while there is news, the last news included."""
+
+    def __init__(self, seconds: float, paint: Callable[[], None]) -> None:
+        self._seconds, self._paint = seconds, paint
+        self._stale = False
+        self._last = -seconds
+
+    def tick(self, news: bool) -> None:
+        self._stale = self._stale or news
+        if self._stale and (now := time.monotonic()) - self._last >= self._seconds:
+            self._stale, self._last = False, now
+            self._paint()
 
 
 class Palette:
@@ -61,8 +86,8 @@ class Palette:
         return Style(**options)
 
 
-class Chart(Lined):
-    """``draw(width, height)`` makes the canvas; ``redraw()`` has it made again."""
+class Chart(CachedLines):
+    """Shows the canvas that ``draw(width, height)`` makes; ``redraw()`` makes it again."""
 
     ALLOW_SELECT = False
 
@@ -77,7 +102,7 @@ class Chart(Lined):
         self._base = Style()
 
     def redraw(self) -> None:
-        """Paint anew the rows that changed since the last time, if anybody can see them."""
+        """Draw again and paint the rows that changed, if the chart can be seen."""
         if not self.is_mounted or not self.size or not self._seen:
             self._canvas = None
             return
@@ -96,7 +121,7 @@ class Chart(Lined):
 
     @property
     def _seen(self) -> bool:
-        """Whether any of it is on the screen: what was scrolled away is dear to refresh."""
+        """Whether any of it is on the screen; to refresh what was scrolled away is expensive."""
         try:
             return bool(self.screen.find_widget(self).visible_region)
         except NoWidget:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -10,25 +10,24 @@ from textual.binding import Binding
 from textual.containers import Vertical
 from textual.events import Click
 from textual.geometry import Size
-from textual.message import Message as Posted
+from textual.message import Message
 from textual.reactive import Reactive
 from textual.widgets import Static
 
-from ..conversation import Message, stats_line
-from ..text import Cleaner, Parts, clean, code_blocks, split_thinking
+from ..conversation import ChatMessage, stats_line
+from ..display_text import Cleaner, ReplyParts, clean, code_blocks, split_thinking
 from .tokens import TokenText
 
 if TYPE_CHECKING:
     from .markdown import GrowingMarkdown
 
-Action = Literal["copy", "code", "edit", "regenerate"]
 _LINES, _CHARS = 14, 1600  # of a user's message shown before it is folded
 
 
 class Fold(Static, can_focus=False):
     """A line that opens and closes what is below it, by click."""
 
-    class Toggled(Posted):
+    class Toggled(Message):
         pass
 
     def on_click(self, event: Click) -> None:
@@ -54,17 +53,17 @@ class MessageView(Vertical, can_focus=True):
         Binding("down,j", "app.focus_next", "Next", show=False),
     ]
 
-    class Asked(Posted):
-        """The reader wants something done with this message."""
+    class ActionWanted(Message):
+        """The reader wants to ``copy``, copy ``code``, ``edit`` or ``regenerate`` this message."""
 
-        def __init__(self, view: MessageView, action: Action) -> None:
+        def __init__(self, view: MessageView, action: str) -> None:
             super().__init__()
             self.view, self.action = view, action
 
-    # What it grows by has been laid out when its size is told: no need to do that once more.
+    # The children were laid out before the size is reported: no further layout is needed.
     virtual_size = Reactive(Size(0, 0))
 
-    def __init__(self, message: Message, show_origin: bool = False) -> None:
+    def __init__(self, message: ChatMessage, show_origin: bool = False) -> None:
         super().__init__(classes=f"message {message.role}")
         self.message = message
         self._origin = show_origin
@@ -74,10 +73,10 @@ class MessageView(Vertical, can_focus=True):
         self._fed = 0  # characters of the answer already in the Markdown
         self._open = False
         self._code = 0
-        self._parts = Parts("", "")
+        self._parts = ReplyParts("", "")
         self._composed = False
-        self._said: dict[Static, str] = {}  # what the small lines show
-        # Kept, as a reply asks for them with every round.
+        self._shown_lines: dict[Static, str] = {}  # what the small lines show
+        # Kept, because a reply uses them in every round.
         self._head, self._thought, self._note, self._user_text = (
             Static("", classes=name, markup=False) for name in ("head", "thought", "note", "body")
         )
@@ -99,8 +98,8 @@ class MessageView(Vertical, can_focus=True):
             self.refresh_message()
 
     async def leave(self) -> None:
-        """Go from the screen; what still happens to the message is not shown any more."""
-        self._composed = False  # its lines go first
+        """Remove the view; later changes of the message are not shown."""
+        self._composed = False  # its lines are removed first
         await self.remove()
 
     # What is shown
@@ -134,7 +133,7 @@ class MessageView(Vertical, can_focus=True):
             self._clean += self._cleaner.end()
         self._parts = split_thinking(self._clean, message.expects_thinking)
         if not message.streaming and self._parts.thinking_open and not self._parts.thinking:
-            self._parts = Parts("", self._clean)
+            self._parts = ReplyParts("", self._clean)
         self._show_head(waiting)
         self._show_thought()
         if self._origin and message.spans:
@@ -149,7 +148,7 @@ class MessageView(Vertical, can_focus=True):
             head += f"  {waiting}" if waiting else "  writing…"
         elif line := stats_line(message.stats):
             head += f"  {line}"
-        self._say(self._head, head)
+        self._set_line(self._head, head)
         notes = {
             "stopped": "■ Stopped.",
             "length": "■ Cut at the token limit (max tokens or context).",
@@ -157,14 +156,14 @@ class MessageView(Vertical, can_focus=True):
             "error": f"✗ {clean(message.note)}",
         }
         note = self._note
-        self._say(note, notes.get(message.state, ""))
+        self._set_line(note, notes.get(message.state, ""))
         note.display = message.state in notes
         note.set_class(message.state == "error", "error")
 
-    def _say(self, line: Static, text: str) -> None:
+    def _set_line(self, line: Static, text: str) -> None:
         """Put ``text`` into a line; only a change, as every update lays the screen out again."""
-        if self._said.get(line) != text:
-            self._said[line] = text
+        if self._shown_lines.get(line) != text:
+            self._shown_lines[line] = text
             line.update(text)
 
     def _show_thought(self) -> None:
@@ -175,9 +174,9 @@ class MessageView(Vertical, can_focus=True):
             return
         words = len(parts.thinking.split())
         state = "Thinking…" if parts.thinking_open and self.message.streaming else "Thought"
-        self._say(fold, f"{'▾' if self._open else '▸'} {state} ({words:,} words)")
+        self._set_line(fold, f"{'▾' if self._open else '▸'} {state} ({words:,} words)")
         if thought.display:
-            self._say(thought, parts.thinking)
+            self._set_line(thought, parts.thinking)
 
     def _show_answer(self) -> None:
         # Deferred: parsing and highlighting are a third of the app's start.
@@ -217,8 +216,8 @@ class MessageView(Vertical, can_focus=True):
 
     # What can be done with it
 
-    def action_do(self, action: Action) -> None:
-        self.post_message(self.Asked(self, action))
+    def action_do(self, action: str) -> None:
+        self.post_message(self.ActionWanted(self, action))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "do":

@@ -1,7 +1,7 @@
-"""Text as it may be shown: control codes out, thinking apart, code blocks found.
+"""Text as it may be shown: without control codes, with the thought apart, and numbers in words.
 
-Pure functions over strings. What the model produced is kept as it is by the
-conversation; everything here only makes the copy that reaches the terminal.
+Pure functions over strings. The conversation keeps what the model produced as it is; the functions
+here only make the copy that reaches the terminal.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Cleaner:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ReplyParts:
     """A reply split for display. ``thinking_open``: the thought has not ended yet."""
 
     thinking: str
@@ -72,25 +72,24 @@ class Parts:
     thinking_open: bool = False
 
 
-def split_thinking(text: str, expected: bool = False) -> Parts:
+def split_thinking(text: str, expected: bool = False) -> ReplyParts:
     """The thought and the answer of a reply.
 
-    A thought is only what stands at the very start, so that a ``<think>``
-    quoted in an answer stays in it. With ``expected`` (thinking was not
-    refused, and the chat template may have opened the thought itself) a closing
-    tag on a line of its own ends a thought that was never opened in the text.
+    Only text at the very start is a thought, so that a ``<think>`` quoted in an answer stays in
+    it. With ``expected`` (thinking was not refused, so the chat template may have opened the
+    thought itself) a closing tag on a line of its own ends a thought without an opening tag.
     """
     opened = _OPEN.match(text)
     if opened:
         closed = _CLOSE.search(text, opened.end())
         if closed is None:
-            return Parts(text[opened.end() :], "", True)
-        return Parts(text[opened.end() : closed.start()].rstrip(), text[closed.end() :])
+            return ReplyParts(text[opened.end() :], "", True)
+        return ReplyParts(text[opened.end() : closed.start()].rstrip(), text[closed.end() :])
     if expected and (closed := _LINE_CLOSE.search(text)) and "<think" not in text[: closed.start()]:
-        return Parts(text[: closed.start()].rstrip(), text[closed.end() :])
+        return ReplyParts(text[: closed.start()].rstrip(), text[closed.end() :])
     if "<thinking>".startswith(text.strip()) and text.strip():
-        return Parts("", "", True)  # the tag may still be arriving
-    return Parts("", text)
+        return ReplyParts("", "", True)  # the tag may still be arriving
+    return ReplyParts("", text)
 
 
 def code_blocks(markdown: str) -> list[str]:

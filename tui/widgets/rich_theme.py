@@ -1,4 +1,4 @@
-"""The theme's colours as Rich wants them, for text that is laid out by Rich: prose and code."""
+"""The theme's colours as Rich needs them: prose and code are laid out by Rich."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PROSE = {
 
 
 def solid(variables: Mapping[str, str], colour: str) -> str:
-    """A theme's colour without alpha, which Rich does not know; empty for a terminal's own."""
+    """A theme's colour without alpha, which Rich does not have; empty for a terminal's own."""
     if not colour.startswith("#"):
         return ""
     if len(colour) <= 7:
@@ -44,17 +44,17 @@ def solid(variables: Mapping[str, str], colour: str) -> str:
     return ground.blend(Color.parse(colour[:7]), int(colour[7:9], 16) / 255).hex6
 
 
-def ink(variables: Mapping[str, str], name: str, more: str = "") -> Style:
+def text_style(variables: Mapping[str, str], name: str, more: str = "") -> Style:
     """A style in the colour of a theme variable, where it has one."""
     return Style.parse(f"{more} {solid(variables, variables.get(name, ''))}".strip() or "none")
 
 
-class Inks:
-    """The theme's colours; ``console`` prints nowhere, it lays out text in them."""
+class RichTheme:
+    """The theme's colours for Rich; ``console`` lays out text in them and prints nowhere."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.variables = variables
-        styles = {name: ink(variables, *how) for name, how in _PROSE.items()}
+        styles = {name: text_style(variables, *how) for name, how in _PROSE.items()}
         ground = solid(variables, variables.get("surface", ""))
         styles["code.ground"] = Style(bgcolor=ground) if ground else Style()
         self.console = Console(
@@ -64,22 +64,22 @@ class Inks:
             legacy_windows=False,
             highlight=False,
             theme=Theme(styles),
-            _environ={},  # size and colours are the app's business
+            _environ={},  # the app decides on size and colours
         )
 
     def strips(self, renderable: Any, width: int) -> list[Strip]:
-        """What Rich makes of ``renderable``, a strip a line."""
-        width = max(2, width)  # room for the widest letter; Rich fails on less
+        """The lines that Rich makes of ``renderable``."""
+        width = max(2, width)  # the widest letter needs two; Rich fails on less
         options = self.console.options.update(width=width)
         lines = self.console.render_lines(renderable, options, pad=True)
         return [Strip(line, width) for line in lines]
 
 
 @lru_cache(maxsize=2)
-def _inks(variables: tuple[tuple[str, str], ...]) -> Inks:
-    return Inks(dict(variables))
+def _rich_theme(variables: tuple[tuple[str, str], ...]) -> RichTheme:
+    return RichTheme(dict(variables))
 
 
-def inks(variables: Mapping[str, str]) -> Inks:
-    """The inks of a theme, made once."""
-    return _inks(tuple(variables.items()))
+def rich_theme(variables: Mapping[str, str]) -> RichTheme:
+    """The Rich theme for a Textual theme, made once."""
+    return _rich_theme(tuple(variables.items()))

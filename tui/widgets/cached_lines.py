@@ -1,8 +1,8 @@
-"""A widget that keeps its lines as they are painted.
+"""Widgets that are painted line by line, with what was painted kept.
 
-Textual puts ground, padding and filters on every line of a widget that was
-resized, and looks through all of them at every paint near it. A reply grows by
-a line at a time: here a line is finished once, until its text or ground changes.
+Textual puts background, padding and filters on every line of a widget that was resized, and looks
+through all of them at every paint near it. A reply grows by one line at a time: here a line is
+finished once, until its text or its background changes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 
-class Grounded(Widget):
-    """Shows the ground below its children, a container without border; or paints upon it.
+class Background(Widget):
+    """A borderless container that paints only its background, whose colour it keeps.
 
-    To be the last of several bases: Textual takes the styles of the first one only.
+    It must be the last of several bases, as Textual takes the styles of the first.
     """
 
     _ground: Color | None = None
 
     @property
     def ground(self) -> Color:
-        """Its colour, which Textual works out anew from all that it lies in; here once a style."""
+        """The background's colour. Textual works it out from all ancestors at every use."""
         if self._ground is None:
             _, self._ground = self.background_colors
         return self._ground
@@ -42,13 +42,13 @@ class Grounded(Widget):
         return [strip] * crop.height
 
 
-class Lined(Grounded):
-    """``line(y)`` gives a line of the content: the same object as long as it is to look the same.
+class CachedLines(Background):
+    """``line(y)`` returns a line of the content, and the same object while it looks the same.
 
-    Left and right padding is all the box that such a widget may have.
+    The widget's box may have padding at the left and right only.
     """
 
-    # Its children are none: a change of its size needs no other layout than the one that made it.
+    # There are no children, so a change of the size needs no further layout.
     virtual_size = Reactive(Size(0, 0))
 
     def __init__(self, *, id: str | None = None, classes: str = "") -> None:
@@ -60,7 +60,7 @@ class Lined(Grounded):
         raise NotImplementedError
 
     def prepare(self, size: Size) -> None:
-        """Comes before the ``line`` calls of each paint, with the size of the content."""
+        """Called before the ``line`` calls of each paint, with the size of the content."""
 
     def render_line(self, y: int) -> Strip:
         self.prepare(self.size)

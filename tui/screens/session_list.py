@@ -16,14 +16,13 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from .. import export
-from ..paths import export_dir
-from ..sessions import Entry, SessionStore
-from ..text import one_line
+from ..display_text import one_line
+from ..session_store import SessionEntry, SessionStore
 from .dialogs import AskLine, Confirm
 
 
-class SessionsScreen(ModalScreen[int | None]):
-    """Ends with the session to open. ``gone`` is told of every session deleted here."""
+class SessionList(ModalScreen[int | None]):
+    """Ends with the session to open. ``deleted`` and ``renamed`` are called for each change."""
 
     BINDINGS: ClassVar = [
         Binding("escape", "close", "Close"),
@@ -35,11 +34,14 @@ class SessionsScreen(ModalScreen[int | None]):
     ]
 
     def __init__(
-        self, store: SessionStore, gone: Callable[[int], None], renamed: Callable[[int, str], None]
+        self,
+        store: SessionStore,
+        deleted: Callable[[int], None],
+        renamed: Callable[[int, str], None],
     ) -> None:
         super().__init__(classes="list")
-        self._store, self._gone, self._renamed = store, gone, renamed
-        self._entries: list[Entry] = []
+        self._store, self._deleted, self._renamed = store, deleted, renamed
+        self._entries: list[SessionEntry] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
@@ -67,7 +69,7 @@ class SessionsScreen(ModalScreen[int | None]):
             options.highlighted = min(at or 0, len(self._entries) - 1)
 
     @property
-    def chosen(self) -> Entry | None:
+    def chosen(self) -> SessionEntry | None:
         at = self.query_one(OptionList).highlighted
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
@@ -106,7 +108,7 @@ class SessionsScreen(ModalScreen[int | None]):
 
         def done(yes: bool | None) -> None:
             if yes:
-                self._gone(entry.session)
+                self._deleted(entry.session)
                 self._store.delete(entry.session)
                 self._fill()
 
@@ -116,22 +118,13 @@ class SessionsScreen(ModalScreen[int | None]):
     def action_export(self, kind: str) -> None:
         entry = self.chosen
         conversation = self._store.load(entry.session) if entry else None
-        if conversation is None:
-            return
-        try:
-            path = export.save(conversation, export_dir(), kind)
-        except OSError as error:
-            self.notify(f"Not exported: {error}", severity="error", markup=False)
-        else:
-            self.notify(f"Exported to {path}", markup=False)
+        if conversation is not None:
+            export.save_and_notify(conversation, kind, self.notify)
 
 
-def _line(entry: Entry) -> Content:
-    age = time.time() - entry.updated
-    if age < 86_400:
-        when = time.strftime("%H:%M", time.localtime(entry.updated))
-    else:
-        when = time.strftime("%Y-%m-%d", time.localtime(entry.updated))
+def _line(entry: SessionEntry) -> Content:
+    form = "%H:%M" if time.time() - entry.updated < 86_400 else "%Y-%m-%d"
+    when = time.strftime(form, time.localtime(entry.updated))
     hit = f"\n    … {one_line(entry.hit, 70)}" if entry.hit else ""
     figures = f"   {when} · {entry.messages} messages" + (
         f" · {entry.model}" if entry.model else ""

@@ -1,7 +1,7 @@
-"""The draft strip: one round's block, where it was cut, what was kept, and why.
+"""The draft strip: the draft of one round, where it was cut, what was accepted, and why.
 
-Pure, like the charts. A column for each drafted token: its text, its confidence,
-its survival, and what became of it; the scheduler's cut is a bar between two.
+Each drafted token has a column: its text, its confidence, its survival, and whether it was
+accepted. The scheduler's cut is a bar between two columns.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from rich.cells import cell_len
 
 from dspark_mlx.events import RowStep
+from dspark_mlx.stats import RequestStats
 
-from .canvas import Canvas
-from .request_state import RequestState
-from .text import clean
+from ..canvas import Canvas
+from ..display_text import clean
 
 _SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
 _RAW = "uncalibrated"
@@ -39,9 +39,9 @@ def fate(row: RowStep, k: int) -> tuple[str, str, str]:
     return "-", "after", "dim"
 
 
-def draw(request: RequestState | None, width: int, height: int) -> Canvas:
+def draw(request: RequestStats | None, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    row = request.last if request else None
+    row = request.last_draft if request else None
     if row is None or request is None:
         canvas.text(1, 0, "draft", "title")
         _line(
@@ -101,12 +101,12 @@ def draw(request: RequestState | None, width: int, height: int) -> Canvas:
 
 
 def _own(row: RowStep) -> bool:
-    """Whether the round ended in a token of the target's own (not where a draft ends the reply)."""
+    """Whether the round ended in a token of the target's own; a draft may end the reply instead."""
     return bool(row.tokens) and row.tokens[-1].origin == "target"
 
 
 def _line(canvas: Canvas, x: int, y: int, text: str, style: str) -> None:
-    """A sentence in one row; one that does not fit says so by its last character."""
+    """Write a sentence in one row, with an ellipsis if it does not fit."""
     room = canvas.width - x
     if cell_len(text) > room:
         while text and cell_len(text) > room - 1:
@@ -121,9 +121,9 @@ def _cut(canvas: Canvas, x: int, rows: int) -> int:
     return x + 2
 
 
-def _heading(canvas: Canvas, request: RequestState, row: RowStep) -> None:
+def _heading(canvas: Canvas, request: RequestStats, row: RowStep) -> None:
     x = canvas.text(1, 0, "draft", "title")
-    x = canvas.text(x + 2, 0, f"round {request.last_round} · {row.method}", "dim")
+    x = canvas.text(x + 2, 0, f"round {request.last_draft_round} · {row.method}", "dim")
     flow = f"{len(row.drafted)} drafted → {row.scheduled} verified → {row.accepted} kept"
     if _own(row):
         flow += " + 1"

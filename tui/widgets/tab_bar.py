@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from textual.events import Click
-from textual.message import Message as Posted
+from textual.message import Message
+
+from dspark_mlx.stats import EngineStats
 
 from ..canvas import Canvas
+from ..display_text import one_line, size
 from ..settings import Settings
-from ..state import LiveState
-from ..text import one_line, size
 from .chart import Chart
 
 _STAGES = {
@@ -34,7 +35,7 @@ class Tab:
 class TabBar(Chart):
     """``show(tabs, note)``; posts ``Chosen`` when a tab is clicked."""
 
-    class Chosen(Posted):
+    class Chosen(Message):
         def __init__(self, index: int) -> None:
             super().__init__()
             self.index = index
@@ -82,25 +83,25 @@ class TabBar(Chart):
                 self.post_message(self.Chosen(index))
 
 
-def engine_note(live: LiveState, wanted: str, asked: Settings | None = None) -> str:
+def engine_note(stats: EngineStats, wanted: str, asked: Settings | None = None) -> str:
     """What the engine is doing, in a few words; ``wanted`` is the model asked for, if any.
 
-    ``asked``: the settings that the next reply is asked for with; None: as it was loaded.
+    ``asked`` holds the settings of the next reply; None stands for those of the load.
     """
-    if live.loading is not None:
-        step = live.loading
+    if stats.loading is not None:
+        step = stats.loading
         note = f"{_STAGES.get(step.stage, step.stage)} {step.detail}".strip()
         if step.total:
             note += f" {100 * step.done / step.total:.0f}%"
             if step.stage == "download":
                 note += f" of {size(step.total)}"
         return note + " (Esc cancels)"
-    if live.failure is not None:
-        return f"✗ {one_line(live.failure.message, 80)}"
-    if live.loaded is not None:
-        method, schedule = live.loaded.method, live.loaded.schedule
+    if stats.failure is not None:
+        return f"✗ {one_line(stats.failure.message, 80)}"
+    if stats.loaded is not None:
+        method, schedule = stats.loaded.method, stats.loaded.schedule
         if asked is not None:
             method = method if asked.method == "auto" else asked.method
             schedule = asked.schedule
-        return f"{one_line(live.loaded.model, 40)} · {method} · {schedule}"
+        return f"{one_line(stats.loaded.model, 40)} · {method} · {schedule}"
     return "starting" if wanted else "no model (F5)"

@@ -44,7 +44,7 @@ message. `Ctrl+C` stops the reply; again asks; again quits. To select text hold 
 """
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpPage(ModalScreen[None]):
     BINDINGS: ClassVar = [Binding("escape,q,f1", "dismiss", "Close")]
 
     def __init__(self, keys: Sequence[tuple[str, str, str]]) -> None:
@@ -76,7 +76,7 @@ def key_table(keys: Sequence[tuple[str, str, str]]) -> str:
 
 
 def key_name(key: str) -> str:
-    """A key as it is written everywhere else: ctrl+pageup is Ctrl+PageUp."""
+    """A key as people write it: ctrl+pageup is Ctrl+PageUp."""
     named = {"pageup": "PageUp", "pagedown": "PageDown", "escape": "Esc"}
     parts = key.strip().split("+")
     return "+".join(named.get(part, part.capitalize()) for part in parts)
