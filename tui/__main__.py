@@ -15,7 +15,7 @@ EXIT_INTERRUPTED = 130
 # Seconds after which a waiting thread gets its turn. While the display is at work the engine's
 # thread waits this long; Python's own 5 ms would cost it several times a round.
 SWITCH_SECONDS = 0.001
-_METAVARS = {"str": "TEXT", "float": "X", "int": "N", "int | None": "N"}
+_METAVARS = {str: "TEXT", float: "X"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,15 +51,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     group = parser.add_argument_group("settings, for this run only")
-    for option in OPTIONS.values():
-        if option.flag:
-            choices = f" ({', '.join(map(str, option.choices))})" if option.choices else ""
-            group.add_argument(
-                option.flag,
-                dest=option.name,
-                metavar=_METAVARS[option.kind],
-                help=option.help + choices,
-            )
+    for name, option in OPTIONS.items():
+        about = option.about
+        if about.flag:
+            choices = f" ({', '.join(map(str, about.choices))})" if about.choices else ""
+            metavar = _METAVARS.get(option.kind, "N")
+            group.add_argument(about.flag, dest=name, metavar=metavar, help=about.help + choices)
     return parser
 
 
@@ -74,7 +71,7 @@ def pinned(args: argparse.Namespace) -> dict[str, Any]:
             try:
                 values[name] = parse(name, text)
             except UsageError as error:
-                raise UsageError(f"{option.flag}: {error.message}", error.hint) from None
+                raise UsageError(f"{option.about.flag}: {error.message}", error.hint) from None
     if values.get("theme"):
         from .themes import known  # only then, as it imports Textual
 

@@ -26,19 +26,10 @@ _STATES: dict[str, State] = {
     "cancelled": "stopped",
     "error": "error",
 }
-# Figures of a reply as they are saved: the field of Finished that each comes from.
-_FIGURES = {
-    "prompt_tokens": "prompt_tokens",
-    "reused_tokens": "reused_tokens",
-    "tokens": "generation_tokens",
-    "first_token_seconds": "first_token_seconds",
-    "seconds": "generation_seconds",
-    "rounds": "rounds",
-    "scheduled": "scheduled",
-    "accepted": "accepted",
-    "method": "method",
-    "seed": "seed",
-}
+_FIGURES = (
+    *("prompt_tokens", "reused_tokens", "first_token_seconds"),
+    *("rounds", "scheduled", "accepted", "method", "seed"),
+)
 
 
 @dataclass(slots=True)
@@ -53,6 +44,7 @@ class ChatMessage:
     spans: list[Span] = field(default_factory=list)
     expects_thinking: bool = False
     row: int | None = None  # in the database
+    saved_length: int = 0  # characters of a growing reply that are in the database
 
     @property
     def streaming(self) -> bool:
@@ -70,6 +62,7 @@ class Conversation:
     messages: list[ChatMessage] = field(default_factory=list)
     active: str | None = None
     waiting: str = ""  # what the engine does before the first token
+    saved_draft: str = ""  # the draft as it is in the database
 
     @property
     def name(self) -> str:
@@ -162,7 +155,10 @@ class Conversation:
         message.state = _STATES[event.reason]
         if event.reason == "error":
             message.note = f"{event.message} ({event.hint})" if event.hint else event.message
-        message.stats = {name: getattr(event, field) for name, field in _FIGURES.items()}
+        message.stats = {name: getattr(event, name) for name in _FIGURES} | {
+            "tokens": event.generation_tokens,
+            "seconds": event.generation_seconds,
+        }
         self.active, self.waiting = None, ""
 
 

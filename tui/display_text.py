@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rich.cells import cell_len, set_cell_size
+
 # CSI, OSC/DCS/SOS/PM/APC strings, and the two- and three-byte escapes.
 _ESCAPE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"
@@ -40,6 +42,13 @@ def one_line(text: str, limit: int = 60) -> str:
     """``text`` cleaned, white space folded, cut to ``limit`` characters with an ellipsis."""
     line = " ".join(clean(text[: 8 * limit]).split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def fit(text: str, cells: int) -> str:
+    """``text`` cut to ``cells`` cells of the terminal, with an ellipsis if anything was cut."""
+    if cell_len(text) <= cells:
+        return text
+    return set_cell_size(text, cells - 1).rstrip() + "…" if cells > 1 else ""
 
 
 class Cleaner:
@@ -95,17 +104,6 @@ def split_thinking(text: str, expected: bool = False) -> ReplyParts:
 def code_blocks(markdown: str) -> list[str]:
     """The contents of the fenced code blocks, in order."""
     return [match.group(2).rstrip("\n") for match in _FENCE.finditer(markdown)]
-
-
-def seconds(value: float) -> str:
-    """A duration as people write it: 840 µs, 9.1 ms, 3.2 s, 2 min 5 s."""
-    if value < 0.001:
-        return f"{value * 1e6:.0f} µs"
-    if value < 1:
-        return f"{value * 1e3:.1f} ms" if value < 0.1 else f"{value * 1e3:.0f} ms"
-    if value < 60:
-        return f"{value:.1f} s"
-    return f"{int(value // 60)} min {int(value % 60)} s"
 
 
 def size(count: float) -> str:

@@ -1,7 +1,7 @@
 """The conversations on disk: SQLite in WAL mode, and one writer thread for what may wait.
 
 What the user typed is committed before anything is generated; a reply that is being written is
-committed about once a second by ``Autosave``. A damaged database is set aside, never deleted, and
+committed about once a second by ``autosave``. A damaged database is set aside, never deleted, and
 the chat goes on.
 """
 
@@ -12,7 +12,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +165,19 @@ class SessionStore:
         with self._lock, self._db:
             self._db.execute(sql, values)
 
+    def autosave(self, conversation: Conversation, model: str) -> None:
+        """Save what a growing reply and the draft have changed by since the last time."""
+        reply = conversation.reply
+        if reply and reply.streaming and reply.row and len(reply.text) != reply.saved_length:
+            reply.saved_length = len(reply.text)
+            self.later(self.update_text, reply.row, reply.text)
+        if conversation.draft != conversation.saved_draft:
+            conversation.saved_draft = conversation.draft
+            if conversation.session is not None:
+                self.later(self.save_draft, conversation.session, conversation.draft)
+            elif conversation.draft.strip():
+                self.save(conversation, model)
+
     def later(self, work: Callable[..., None], *values: object) -> Future[None]:
         """Run one of the methods above on the writer thread, in order."""
         return self._writer.submit(work, *values)
@@ -202,7 +215,8 @@ class SessionStore:
         if not heads:
             return None
         title, system, draft = map(_text, heads[0])
-        return Conversation(session, title, system, draft, list(map(_message, rows)))
+        messages = list(map(_message, rows))
+        return Conversation(session, title, system, draft, messages, saved_draft=draft)
 
     def unsent(self) -> int | None:
         """The newest session, if it is nothing but a draft that was never sent."""
@@ -287,39 +301,3 @@ def _columns(message: ChatMessage) -> tuple[object, ...]:
         json.dumps(message.spans, ensure_ascii=False),
         int(message.expects_thinking),
     )
-
-
-class Autosave:
-    """Saves what changed since the last time: the text of growing replies, and drafts.
-
-    ``edited`` and ``finished`` say what happened; ``save`` is to be called about once a second.
-    """
-
-    def __init__(self, store: SessionStore) -> None:
-        self._store = store
-        self._edited: set[int] = set()  # ids of conversations with an unsaved draft
-        self._saved: dict[int, int] = {}  # message row: characters on disk
-
-    def edited(self, conversation: Conversation) -> None:
-        """The conversation's draft changed."""
-        self._edited.add(id(conversation))
-
-    def finished(self, message: ChatMessage) -> None:
-        """A reply has ended: write all of it, with its figures."""
-        self._saved.pop(message.row or 0, None)
-        self._store.later(self._store.update, message)
-
-    def save(self, conversations: Iterable[Conversation], model: str) -> None:
-        store = self._store
-        for conversation in conversations:
-            reply = conversation.reply
-            row = reply.row if reply is not None and reply.streaming else None
-            if reply is not None and row and len(reply.text) != self._saved.get(row, 0):
-                self._saved[row] = len(reply.text)
-                store.later(store.update_text, row, reply.text)
-            if id(conversation) in self._edited:
-                if conversation.session is not None:
-                    store.later(store.save_draft, conversation.session, conversation.draft)
-                elif conversation.draft.strip():
-                    store.save(conversation, model)
-        self._edited.clear()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 from dspark_mlx.errors import UsageError
 from dspark_mlx.files import write_atomically
@@ -23,108 +23,53 @@ from . import paths
 SCHEDULES = ("auto", "early-stop", "lagged", "fixed", "threshold", "off")
 
 
-def _max_tokens(max_tokens: int) -> None:
-    if max_tokens != -1 and max_tokens <= 0:
-        raise UsageError("max_tokens must be positive, or -1 for no limit")
-
-
 @dataclass(frozen=True, slots=True)
-class Option:
-    """What is known of one setting beside its default.
+class About:
+    """What is known of a setting beside its type and default: ``flag`` is on the command line."""
 
-    ``kind`` is the type as written in ``Settings``; ``check`` is called with ``name=value`` and
-    raises UsageError for a value out of range.
-    """
-
-    name: str
-    kind: str
-    default: Any
     help: str
     flag: str = ""
     choices: tuple[Any, ...] = ()
-    check: Callable[..., Any] | None = None
-
-    @property
-    def optional(self) -> bool:
-        return self.kind.endswith("| None")
-
-
-def _about(help: str, flag: str = "", **more: Any) -> dict[str, Any]:
-    return {"help": help, "flag": flag, **more}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that can be set. An empty text and None stand for "automatic"."""
 
-    model: str = field(
-        default="",
-        metadata=_about("a name from `dspark models`, a folder or a Hub id", "--model"),
+    model: Annotated[str, About("a name from `dspark models`, a folder or a Hub id", "--model")] = (
+        ""
     )
-    drafter: str = field(
-        default="",
-        metadata=_about("a folder or Hub id; empty: the model's own; none", "--drafter"),
+    drafter: Annotated[
+        str, About("a folder, a Hub id or none; empty: the model's", "--drafter")
+    ] = ""
+    system: Annotated[str, About("system prompt of new chats", "--system")] = ""
+    method: Annotated[str, About("how to draft", "--method", METHODS)] = "auto"
+    schedule: Annotated[str, About("how much of a draft is verified", "--schedule", SCHEDULES)] = (
+        "auto"
     )
-    system: str = field(default="", metadata=_about("system prompt of new chats", "--system"))
-    method: str = field(
-        default="auto", metadata=_about("how to draft", "--method", choices=METHODS)
-    )
-    schedule: str = field(
-        default="auto",
-        metadata=_about("how much of a draft is verified", "--schedule", choices=SCHEDULES),
-    )
-    temperature: float = field(
-        default=0.0,
-        metadata=_about("0: always the most likely token", "--temp", check=SamplingParams),
-    )
-    top_p: float = field(
-        default=1.0, metadata=_about("nucleus sampling; 1: off", "--top-p", check=SamplingParams)
-    )
-    top_k: int = field(
-        default=0, metadata=_about("top-k sampling; 0: off", "--top-k", check=SamplingParams)
-    )
-    min_p: float = field(
-        default=0.0, metadata=_about("min-p sampling; 0: off", "--min-p", check=SamplingParams)
-    )
-    seed: int | None = field(
-        default=None,
-        metadata=_about(
-            "repeats a sampled reply; empty: new each time", "--seed", check=SamplingParams
-        ),
-    )
-    max_tokens: int = field(
-        default=1024,
-        metadata=_about("longest reply; -1: no limit", "--max-tokens", check=_max_tokens),
-    )
-    draft_sampling: str = field(
-        default="coupled",
-        metadata=_about("how drafts are drawn above temperature 0", choices=DRAFT_SAMPLINGS),
-    )
-    draft_length: int | None = field(
-        default=None,
-        metadata=_about("most draft tokens verified a round", "--draft-length", check=Cuts),
-    )
-    p_min: float = field(
-        default=0.0, metadata=_about("cut before a lower confidence", "--p-min", check=Cuts)
-    )
-    p_survival_min: float = field(
-        default=0.0,
-        metadata=_about("cut before a lower survival", "--p-survival-min", check=Cuts),
-    )
-    thinking: str = field(
-        default="auto",
-        metadata=_about("for models that can think", "--thinking", choices=("auto", "on", "off")),
-    )
-    kv_bits: int = field(
-        default=0, metadata=_about("quantise the KV cache; 0: off", "--kv-bits", choices=(0, 8, 4))
-    )
-    theme: str = field(default="", metadata=_about("colours", "--theme"))
-    live_panel: bool = field(default=True, metadata=_about("right: on; charts beside the chat"))
-    token_colours: bool = field(
-        default=False, metadata=_about("right: on; colour tokens by origin")
-    )
-    keys: dict[str, str] = field(
-        default_factory=dict, metadata=_about("one a line, such as: chat.new = ctrl+n")
+    temperature: Annotated[float, About("0: always the most likely token", "--temp")] = 0.0
+    top_p: Annotated[float, About("nucleus sampling; 1: off", "--top-p")] = 1.0
+    top_k: Annotated[int, About("top-k sampling; 0: off", "--top-k")] = 0
+    min_p: Annotated[float, About("min-p sampling; 0: off", "--min-p")] = 0.0
+    seed: Annotated[int | None, About("repeats a sampled reply; empty: a new one", "--seed")] = None
+    max_tokens: Annotated[int, About("longest reply; -1: no limit", "--max-tokens")] = 1024
+    draft_sampling: Annotated[
+        str, About("how drafts are drawn above temperature 0", choices=DRAFT_SAMPLINGS)
+    ] = "coupled"
+    draft_length: Annotated[
+        int | None, About("most draft tokens verified; empty: the block", "--draft-length")
+    ] = None
+    p_min: Annotated[float, About("cut before a lower confidence", "--p-min")] = 0.0
+    p_survival_min: Annotated[float, About("cut before a lower survival", "--p-survival-min")] = 0.0
+    thinking: Annotated[
+        str, About("for models that can think", "--thinking", ("auto", "on", "off"))
+    ] = "auto"
+    kv_bits: Annotated[int, About("quantise the KV cache; 0: off", "--kv-bits", (0, 8, 4))] = 0
+    theme: Annotated[str, About("colours", "--theme")] = ""
+    live_panel: Annotated[bool, About("right: on; charts beside the chat")] = True
+    token_colours: Annotated[bool, About("right: on; colour tokens by origin")] = False
+    keys: Annotated[dict[str, str], About("one a line, such as: chat.new = ctrl+n")] = field(
+        default_factory=dict
     )
 
     def sampling(self) -> SamplingParams:
@@ -150,11 +95,22 @@ class Settings:
         return {name: value for name, value in options.items() if value}
 
 
-_DEFAULTS = Settings()
-OPTIONS = {
-    f.name: Option(f.name, str(f.type), getattr(_DEFAULTS, f.name), **f.metadata)
-    for f in dataclasses.fields(Settings)
-}
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table that ``Settings`` declares."""
+
+    kind: Any  # its type
+    default: Any
+    about: About
+
+
+def _options() -> dict[str, Option]:
+    hints = get_type_hints(Settings, include_extras=True)
+    parts = {name: get_args(hint) for name, hint in hints.items()}
+    return {n: Option(kind, getattr(Settings(), n), about) for n, (kind, about) in parts.items()}
+
+
+OPTIONS = _options()
 
 
 def parse(name: str, value: Any) -> Any:
@@ -164,37 +120,40 @@ def parse(name: str, value: Any) -> Any:
     """
     if name not in OPTIONS:
         raise UsageError(f"no such setting: {name}")
-    option = OPTIONS[name]
-    if option.optional and value in (None, "", "auto"):
-        return None
-    if option.kind.startswith(("int", "float")):
-        value = _number(option, value)
-    elif option.kind.startswith("dict"):
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{name} must be a table of action = key")
+    kind, choices = OPTIONS[name].kind, OPTIONS[name].about.choices
+    if kind == int | None:
+        if value in (None, "", "auto"):
+            return None
+        kind = int
+    if kind is int or kind is float:
+        value = _number(name, kind, value)
+    elif kind is bool or kind is str:
+        if not isinstance(value, kind):
+            raise UsageError(f"{name} must be {'text' if kind is str else 'true or false'}")
+    elif isinstance(value, Mapping):
         value = {str(action): str(key) for action, key in value.items()}
-    elif option.kind == "bool" and not isinstance(value, bool):
-        raise UsageError(f"{name} must be true or false")
-    elif option.kind == "str" and not isinstance(value, str):
-        raise UsageError(f"{name} must be text")
-    if option.choices and value not in option.choices:
-        raise UsageError(f"{name} must be one of {', '.join(map(str, option.choices))}")
-    if option.check is not None:
-        option.check(**{name: value})
+    else:
+        raise UsageError(f"{name} must be a table of action = key")
+    if choices and value not in choices:
+        raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}")
+    if name == "max_tokens" and value != -1 and value <= 0:
+        raise UsageError("max_tokens must be positive, or -1 for no limit")
+    for checked_by in (SamplingParams, Cuts):
+        if name in checked_by.__dataclass_fields__:
+            checked_by(**{name: value})
     return value
 
 
-def _number(option: Option, value: Any) -> float | int:
-    whole = option.kind.startswith("int")
-    kind, what = (int, "a whole number") if whole else (float, "a number")
+def _number(name: str, kind: type[int] | type[float], value: Any) -> float | int:
+    what = "a whole number" if kind is int else "a number"
     try:
         if isinstance(value, bool):
             raise TypeError
         number: float | int = kind(value.strip() if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"{option.name} must be {what}, not {str(value)[:20]!r}") from None
+        raise UsageError(f"{name} must be {what}, not {str(value)[:20]!r}") from None
     if isinstance(value, float) and number != value:
-        raise UsageError(f"{option.name} must be {what}, not {value}")
+        raise UsageError(f"{name} must be {what}, not {value}")
     return number
 
 

@@ -85,7 +85,7 @@ async def test_long_histories_open_with_the_newest_and_show_earlier_on_demand(ch
         await c.settled()
         assert pane.views[-1].message.text == "a59"
         await c.until(lambda: "a59" in c.screen())
-        await pane.show_earlier()
+        await pane.action_show_earlier()
         assert len(pane.views) == 48 and pane.views[0].message.text == "q36"
 
 

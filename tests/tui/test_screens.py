@@ -13,7 +13,7 @@ from textual.widgets import Input, OptionList, Select, Static, Switch, TextArea
 
 from dspark_mlx.events import Failed, Loaded, Loading
 from tui.replay import ReplayEngine
-from tui.screens.dialogs import AskLine, AskText, Confirm
+from tui.screens.dialogs import AskText, Confirm
 from tui.screens.help_page import HelpPage, key_table
 from tui.screens.model_picker import ModelPicker
 from tui.screens.session_list import SessionList
@@ -48,7 +48,7 @@ async def test_sessions_are_listed_searched_resumed_renamed_exported_deleted(
         await c.until(lambda: options.option_count == 1)
         await c.until(lambda: "… Whales?" in c.screen(), "where the search matched")
         await c.press("enter", "r")
-        await opened(c, AskLine)
+        await opened(c, AskText)
         c.app.screen.query_one(Input).value = "Big [b]animals"
         await c.press("enter")
         await opened(c, SessionList)
@@ -362,7 +362,7 @@ async def test_renaming_and_exporting_this_chat(chat, tmp_path: Path) -> None:
     async with chat() as c:
         await c.say("Go")
         await c.app.run_action("screen.rename")
-        screen = await opened(c, AskLine)
+        screen = await opened(c, AskText)
         screen.query_one(Input).value = "Better title"
         await c.press("enter")
         await c.until(lambda: "Better title" in c.screen())

@@ -6,13 +6,13 @@ accepted. The scheduler's cut is a bar between two columns.
 
 from __future__ import annotations
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from dspark_mlx.events import RowStep
 from dspark_mlx.stats import RequestStats
 
 from ..canvas import Canvas
-from ..display_text import clean
+from ..display_text import clean, fit
 
 _SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
 _RAW = "uncalibrated"
@@ -23,9 +23,7 @@ FULL, SHORT = 6, 4  # heights
 def token_text(text: str, limit: int = 14) -> str:
     """A token made visible: spaces as dots, line ends as arrows, no control codes."""
     shown = "".join(_SHOWN.get(char, char) for char in clean(text)) or "∅"
-    while cell_len(shown) > limit:
-        shown = shown[:-1]
-    return shown
+    return set_cell_size(shown, limit).rstrip() if cell_len(shown) > limit else shown
 
 
 def fate(row: RowStep, k: int) -> tuple[str, str, str]:
@@ -41,93 +39,75 @@ def fate(row: RowStep, k: int) -> tuple[str, str, str]:
 
 def draw(request: RequestStats | None, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
+    x = canvas.text(1, 0, "draft", "title") + 2
     row = request.last_draft if request else None
-    if row is None or request is None:
-        canvas.text(1, 0, "draft", "title")
-        _line(
-            canvas, 8, 0, "each round's drafted tokens appear here while a reply is written", "dim"
-        )
+    if request is None or row is None:
+        text = "each round's drafted tokens appear here while a reply is written"
+        canvas.text(x, 0, fit(text, width - x), "dim")
         return canvas
-    _heading(canvas, request, row)
+    x = canvas.text(x, 0, f"round {request.last_draft_round} · {row.method}", "dim")
     if not row.drafted:
-        _line(canvas, 1, 1, "plain decoding: nothing was drafted in this round", "dim")
-        if row.reason:
-            _line(canvas, 1, 2, row.reason, "text")
+        text = "plain decoding: nothing was drafted in this round"
+        canvas.text(1, 1, fit(text, width - 1), "dim")
+        canvas.text(1, 2, fit(row.reason, width - 1), "text")
         return canvas
+    own = row.tokens[-1] if row.tokens and row.tokens[-1].origin == "target" else None
+    flow = f"{len(row.drafted)} drafted → {row.scheduled} verified → {row.accepted} kept"
+    flow += " + 1" if own else ""
+    if x + len(flow) + 2 < width:
+        canvas.right(0, flow, "value", width - 1)
     full = height >= FULL
-    labels = ["", "conf", "surv", ""] if full else ["", ""]
-    for y, label in enumerate(labels, 1):
-        canvas.text(1, y, label, "axis")
-    x = 6 if full else 1
-    shown = 0
-    for k, text in enumerate(row.draft_texts or tuple(str(i) for i in row.drafted)):
-        mark, word, style = fate(row, k)
-        cells = [token_text(text)]
-        sure = f"{100 * row.confidence[k]:.0f}%" if k < len(row.confidence) else "-"
-        lives = f"{100 * row.survival[k]:.0f}%" if k < len(row.survival) else "-"
-        if full:
-            cells += [sure, lives, f"{mark} {word}"]
-        else:
-            cells.append(f"{mark} {lives}")
-        wide = max(cell_len(cell) for cell in cells)
-        if x + wide + (k == row.scheduled) * 2 > width - 4:
-            break
-        if k == row.scheduled:
-            x = _cut(canvas, x, len(cells))
-        emphasis = style + ("-strike" if word == "wrong" else "")
-        canvas.text(x, 1, cells[0], emphasis)
-        for y, cell in enumerate(cells[1:], 2):
-            last = y == len(cells)
-            canvas.text(x, y, cell, style if last else ("text" if k < row.scheduled else "dim"))
-        x += wide + 2
-        shown += 1
-    if row.scheduled >= len(row.drafted) and shown == len(row.drafted):
-        x = _cut(canvas, x, len(labels))
+    last = 4 if full else 2  # the row of what became of the tokens
+    if full:
+        canvas.text(1, 2, "conf", "axis")
+        canvas.text(1, 3, "surv", "axis")
+    x, shown = _columns(canvas, row, 6 if full else 1, full)
+    if row.scheduled >= len(row.drafted) == shown:
+        x = _cut(canvas, x, last)
     if shown < len(row.drafted):
         canvas.text(x, 1, f"+{len(row.drafted) - shown}", "dim")
-    elif _own(row):
-        own = token_text(row.tokens[-1].text)
-        wide = max(cell_len(own), 8)
+    elif own:
+        text = token_text(own.text)
+        wide = max(cell_len(text), 8)
         if x + wide < width:
-            canvas.text(x, 1, own, "target")
-            canvas.text(x, len(labels), "target's" if full else "↑ own", "target")
+            canvas.text(x, 1, text, "target")
+            canvas.text(x, last, "target's" if full else "↑ own", "target")
         x += wide
-    # In the row of the confidences (or what stands for them), where nothing else needs the room.
+    # In the row of the confidences, where nothing else needs the room.
     note = _COPIED if row.copied else "" if row.calibrated or not row.confidence else _RAW
     if note and x + len(note) + 1 < width:
         canvas.right(2, note, "dim", width - 1)
-    _line(canvas, 1, len(labels) + 1, f"why  {row.reason}" if full else row.reason, "text")
+    why = f"why  {row.reason}" if full else row.reason
+    canvas.text(1, last + 1, fit(why, width - 1), "text")
     return canvas
 
 
-def _own(row: RowStep) -> bool:
-    """Whether the round ended in a token of the target's own; a draft may end the reply instead."""
-    return bool(row.tokens) and row.tokens[-1].origin == "target"
-
-
-def _line(canvas: Canvas, x: int, y: int, text: str, style: str) -> None:
-    """Write a sentence in one row, with an ellipsis if it does not fit."""
-    room = canvas.width - x
-    if cell_len(text) > room:
-        while text and cell_len(text) > room - 1:
-            text = text[:-1]
-        text = text.rstrip() + "…"
-    canvas.text(x, y, text, style)
+def _columns(canvas: Canvas, row: RowStep, x: int, full: bool) -> tuple[int, int]:
+    """Draw a column for each token, as many as fit; returns the next x, and how many."""
+    texts = row.draft_texts or tuple(map(str, row.drafted))
+    for k, text in enumerate(texts):
+        mark, word, style = fate(row, k)
+        confidence, survival = (
+            f"{100 * chances[k]:.0f}%" if k < len(chances) else "-"
+            for chances in (row.confidence, row.survival)
+        )
+        below = [confidence, survival, f"{mark} {word}"] if full else [f"{mark} {survival}"]
+        cells = [token_text(text), *below]
+        plain = "text" if k < row.scheduled else "dim"
+        first = style + ("-strike" if word == "wrong" else "")
+        styles = [first, *[plain] * (len(below) - 1), style]
+        wide = max(map(cell_len, cells))
+        if x + wide + (k == row.scheduled) * 2 > canvas.width - 4:
+            return x, k
+        if k == row.scheduled:
+            x = _cut(canvas, x, len(cells))
+        for y, (cell, cell_style) in enumerate(zip(cells, styles, strict=True), 1):
+            canvas.text(x, y, cell, cell_style)
+        x += wide + 2
+    return x, len(texts)
 
 
 def _cut(canvas: Canvas, x: int, rows: int) -> int:
     for y in range(1, rows + 1):
         canvas.text(x, y, "┃", "predicted")
     return x + 2
-
-
-def _heading(canvas: Canvas, request: RequestStats, row: RowStep) -> None:
-    x = canvas.text(1, 0, "draft", "title")
-    x = canvas.text(x + 2, 0, f"round {request.last_draft_round} · {row.method}", "dim")
-    flow = f"{len(row.drafted)} drafted → {row.scheduled} verified → {row.accepted} kept"
-    if _own(row):
-        flow += " + 1"
-    if not row.drafted:
-        flow = ""
-    if x + len(flow) + 2 < canvas.width:
-        canvas.right(0, flow, "value", canvas.width - 1)

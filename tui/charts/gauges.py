@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.cells import cell_len
-
 from dspark_mlx.stats import EngineStats, RequestStats
 
 from ..canvas import Canvas
-from ..display_text import count, one_line, size
+from ..display_text import count, fit, one_line, size
 from . import axes
 from .axes import number, percent
 
@@ -60,9 +58,7 @@ def context(stats: EngineStats, width: int, height: int) -> Canvas:
 def _named(request: RequestStats, width: int) -> str:
     """A request's label, as far as there is room for it, and its id."""
     short = request.id if len(request.id) < 12 else "…" + request.id[-10:]
-    title = one_line(request.label)
-    while title and cell_len(title) + 1 + len(short) > width:
-        title = title[:-2].rstrip() + "…" if len(title) > 2 else ""
+    title = fit(one_line(request.label), width - 1 - len(short))
     return f"{title} {short}" if title else short
 
 

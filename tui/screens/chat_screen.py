@@ -27,7 +27,7 @@ from ..charts import gauges
 from ..conversation import Conversation
 from ..engine_client import EngineClient
 from ..replay import recorded_conversations
-from ..session_store import Autosave, SessionStore
+from ..session_store import SessionStore
 from ..settings import Preferences
 from ..widgets.chart import CHART_SECONDS, STRIP_SECONDS, Chart, Throttle
 from ..widgets.live_panel import LivePanel
@@ -89,7 +89,6 @@ class ChatScreen(Screen[None]):
         self.inputs: list[str] = []  # what was sent before, oldest first
         self._engine, self._stats = engine, stats
         self._store, self._preferences = store, preferences
-        self._autosave = Autosave(store)
         self._tabs = TabBar()
         self._panes = Panes(id="panes")
         self._panel = LivePanel(stats)
@@ -196,7 +195,7 @@ class ChatScreen(Screen[None]):
                 if pane.conversation.apply(event):
                     changed.add(pane)
                     if isinstance(event, Finished) and reply is not None:
-                        self._autosave.finished(reply)
+                        self._store.later(self._store.update, reply)
         # Painting below the monitor would have all of that painted anew.
         if self.app.screen is self or self.app.screen.is_modal:
             for pane in changed:
@@ -288,11 +287,8 @@ class ChatScreen(Screen[None]):
 
     def save_now(self) -> None:
         """Save what replies have grown by, and drafts; called once a second."""
-        self._autosave.save([pane.conversation for pane in self.panes], self._model_name)
-
-    @on(Pane.Edited)
-    def draft_changed(self, event: Pane.Edited) -> None:
-        self._autosave.edited(event.pane.conversation)
+        for pane in self.panes:
+            self._store.autosave(pane.conversation, self._model_name)
 
     # Actions
 
@@ -320,7 +316,7 @@ class ChatScreen(Screen[None]):
         if self.stop() and reply is not None:
             # This pane will not see the request's Finished any more.
             pane.conversation.abandon()
-            self._autosave.finished(reply)
+            self._store.later(self._store.update, reply)
         self.save_now()
         await self._remove(pane)
         self.show(max(0, self._panes.at - 1))
@@ -392,10 +388,12 @@ class ChatScreen(Screen[None]):
                     self._save(conversation)
                 self.notify("System prompt set for this chat.")
 
-        self.app.push_screen(AskText("System prompt of this chat", conversation.system), done)
+        self.app.push_screen(
+            AskText("System prompt of this chat", conversation.system, several=True), done
+        )
 
     def action_rename(self) -> None:
-        from .dialogs import AskLine
+        from .dialogs import AskText
 
         conversation = self.pane.conversation
 
@@ -406,7 +404,7 @@ class ChatScreen(Screen[None]):
                     self._store.rename(conversation.session, conversation.title)
                 self.update_tabs()
 
-        self.app.push_screen(AskLine("Title of this chat", conversation.title), done)
+        self.app.push_screen(AskText("Title of this chat", conversation.title), done)
 
     def action_sessions(self) -> None:
         """Earlier chats: open one; those renamed or deleted there change here too."""

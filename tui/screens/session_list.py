@@ -18,7 +18,7 @@ from textual.widgets.option_list import Option
 from .. import export
 from ..display_text import one_line
 from ..session_store import SessionEntry, SessionStore
-from .dialogs import AskLine, Confirm
+from .dialogs import AskText, Confirm
 
 
 class SessionList(ModalScreen[int | None]):
@@ -99,7 +99,7 @@ class SessionList(ModalScreen[int | None]):
                 self._renamed(entry.session, title.strip())
                 self._fill()
 
-        self.app.push_screen(AskLine("New title", entry.title), done)
+        self.app.push_screen(AskText("New title", entry.title), done)
 
     def action_delete(self) -> None:
         entry = self.chosen

@@ -38,16 +38,15 @@ class SettingsForm(ModalScreen[Settings | None]):
                 for name, option in OPTIONS.items():
                     with Horizontal(classes="setting tall" if name == "keys" else "setting"):
                         yield Static(name.replace("_", " "), classes="name", markup=False)
-                        yield self._field(option)
-                        yield Static(option.help, classes="hint", markup=False)
+                        yield self._field(name, option)
+                        yield Static(option.about.help, classes="hint", markup=False)
                 yield Static("Actions: " + ", ".join(self._actions), classes="hint", markup=False)
             yield Static("", classes="wrong", markup=False)
             yield Footer(compact=True)
 
-    def _field(self, option: Option) -> Input | Select[Any] | Switch | TextArea:
-        name = option.name
+    def _field(self, name: str, option: Option) -> Input | Select[Any] | Switch | TextArea:
         value = getattr(self._settings, name)
-        if choices := self._themes if name == "theme" else option.choices:
+        if choices := self._themes if name == "theme" else option.about.choices:
             options = [(str(c) if c != "" else "automatic", c) for c in choices]
             if value not in choices:
                 options.append((str(value), value))

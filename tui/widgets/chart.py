@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from rich.segment import Segment
 from rich.style import Style
@@ -14,7 +14,7 @@ from textual.strip import Strip
 
 from ..canvas import Canvas
 from .cached_lines import CachedLines
-from .rich_theme import solid
+from .rich_theme import RichTheme, rich_theme
 
 STRIP_SECONDS = 0.4  # between two paints of the draft strip: time to read a word
 CHART_SECONDS = 1.0
@@ -43,49 +43,6 @@ class Throttle:
             self._paint()
 
 
-class Palette:
-    """Style names of the canvases as Rich styles, for the theme in use."""
-
-    def __init__(self, variables: dict[str, str]) -> None:
-        self._styles: dict[str, Style] = {}
-        self._colours = {
-            name.removeprefix("dspark-"): value
-            for name, value in variables.items()
-            if name.startswith("dspark-")
-        }
-        self._variables = variables
-
-    def __getitem__(self, name: str) -> Style:
-        style = self._styles.get(name)
-        if style is None:
-            style = self._styles[name] = self._make(name)
-        return style
-
-    def _make(self, name: str) -> Style:
-        name, _, extra = name.partition("-")
-        muted = self._variables.get("foreground-muted", "")
-        text = self._variables.get("foreground", "")
-        fixed: dict[str, dict[str, Any]] = {
-            "title": {"color": text, "bold": True},
-            "value": {"color": text},
-            "text": {"color": text},
-            "label": {"color": text},
-            "axis": {"color": muted},
-            "dim": {"color": muted},
-            "plain": {"color": muted},
-            "active": {"color": text, "bold": True, "reverse": True},
-        }
-        options: dict[str, Any] = fixed.get(name, {"color": self._colours.get(name, text)}).copy()
-        colour = options.pop("color", "")
-        if shown := solid(self._variables, colour):
-            options["color"] = shown
-        elif colour == muted and muted:
-            options["dim"] = True  # "auto" and ANSI themes: the terminal's own
-        if extra == "strike":
-            options["strike"] = True
-        return Style(**options)
-
-
 class Chart(CachedLines):
     """Shows the canvas that ``draw(width, height)`` makes; ``redraw()`` makes it again."""
 
@@ -98,7 +55,7 @@ class Chart(CachedLines):
         self._draw = draw
         self._canvas: Canvas | None = None
         self._strips: dict[int, Strip] = {}
-        self._palette: Palette | None = None
+        self._colours: RichTheme | None = None
         self._base = Style()
 
     def redraw(self) -> None:
@@ -128,7 +85,7 @@ class Chart(CachedLines):
             return False
 
     def notify_style_update(self) -> None:
-        self._palette = None
+        self._colours = None
         self._strips.clear()
         super().notify_style_update()
 
@@ -147,16 +104,11 @@ class Chart(CachedLines):
         return self._strips[y]
 
     def _paint(self, canvas: Canvas, y: int) -> Strip:
-        if self._palette is None:
-            self._palette, self._base = Palette(self.app.theme_variables), self.rich_style
-        base, palette = self._base, self._palette
-        return Strip(
-            [
-                Segment(text, base + palette[style] if style else base)
-                for text, style in canvas.row(y)
-            ],
-            canvas.width,
-        )
+        if self._colours is None:
+            self._colours, self._base = rich_theme(self.app.theme_variables), self.rich_style
+        style_of = self._colours.chart_style
+        segments = [Segment(text, self._base + style_of(name)) for text, name in canvas.row(y)]
+        return Strip(segments, canvas.width)
 
     @property
     def plain(self) -> str:

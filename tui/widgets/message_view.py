@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
@@ -12,6 +11,7 @@ from textual.events import Click
 from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import Reactive
+from textual.widget import Widget
 from textual.widgets import Static
 
 from ..conversation import ChatMessage, stats_line
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 _LINES, _CHARS = 14, 1600  # of a user's message shown before it is folded
 
 
-class Fold(Static, can_focus=False):
-    """A line that opens and closes what is below it, by click."""
+class ClickLine(Static, can_focus=False):
+    """A line of text that runs an action of ``owner`` when it is clicked."""
 
-    class Toggled(Message):
-        pass
+    def __init__(self, owner: Widget, action: str, classes: str) -> None:
+        super().__init__("", classes=classes, markup=False)
+        self._owner, self._action = owner, action
 
-    def on_click(self, event: Click) -> None:
+    async def on_click(self, event: Click) -> None:
         event.stop()
-        self.post_message(self.Toggled())
+        await self.app.run_action(self._action, self._owner)
 
 
 def _key(key: str, action: str, name: str, id: str, help_text: str) -> Binding:
@@ -41,7 +42,7 @@ def _key(key: str, action: str, name: str, id: str, help_text: str) -> Binding:
 
 
 class MessageView(Vertical, can_focus=True):
-    """Shows a ``Message`` and follows it: ``refresh_message`` after every change."""
+    """Shows a message; ``refresh_message`` is to be called after every change of it."""
 
     BINDINGS: ClassVar = [
         _key("c", "do('copy')", "Copy", "message.copy", "copy it"),
@@ -80,9 +81,8 @@ class MessageView(Vertical, can_focus=True):
         self._head, self._thought, self._note, self._user_text = (
             Static("", classes=name, markup=False) for name in ("head", "thought", "note", "body")
         )
-        self._fold = Fold("", classes="fold", markup=False)
-        self._answer: GrowingMarkdown | None = None
-        self._tokens: TokenText | None = None
+        self._fold = ClickLine(self, "unfold", "fold")
+        self._body: GrowingMarkdown | TokenText | None = None
 
     def compose(self) -> ComposeResult:
         if self.message.role == "user":
@@ -111,15 +111,12 @@ class MessageView(Vertical, can_focus=True):
         hidden = len(text) > len(shown)
         self._head.update("You")
         self._user_text.update(text if self._open else shown)
-        fold = self._fold
-        fold.display = hidden
-        if hidden:
-            more = (
-                f"{len(lines) - _LINES:,} more lines"
-                if len(lines) > _LINES
-                else (f"{len(text) - len(shown):,} more characters")
-            )
-            fold.update("▾ Show less" if self._open else f"▸ {more}")
+        self._fold.display = hidden
+        if len(lines) > _LINES:
+            more = f"{len(lines) - _LINES:,} more lines"
+        else:
+            more = f"{len(text) - len(shown):,} more characters"
+        self._fold.update("▾ Show less" if self._open else f"▸ {more}")
 
     def refresh_message(self, waiting: str = "") -> None:
         """Bring the screen up to the message's present text and state."""
@@ -182,37 +179,32 @@ class MessageView(Vertical, can_focus=True):
         # Deferred: parsing and highlighting are a third of the app's start.
         from .markdown import GrowingMarkdown
 
-        answer = self._parts.answer
-        if self._tokens is not None:
-            self._tokens.remove()
-            self._tokens = None
-        if self._answer is not None and self._fed > len(answer):  # what was shown became a thought
-            self._answer.remove()
-            self._answer = None
-        if self._answer is None:
-            if not answer:
-                return
-            self._answer = GrowingMarkdown(answer)
-            self.mount(self._answer, before=self._note)
-        elif len(answer) > self._fed:
-            self._answer.feed(answer[self._fed :])
+        answer, body = self._parts.answer, self._body
+        if isinstance(body, GrowingMarkdown) and self._fed <= len(answer):
+            body.feed(answer[self._fed :])
+        else:  # the first text, or what was shown became a thought
+            self._show_body(GrowingMarkdown(answer) if answer else None)
         self._fed = len(answer)
 
     def _show_tokens(self) -> None:
-        if self._answer is not None:
-            self._answer.remove()
-            self._answer = None
-        self._fed = 0
-        if self._tokens is None:
-            self._tokens = TokenText(self.message.spans)
-            self.mount(self._tokens, before=self._note)
+        if isinstance(self._body, TokenText):
+            self._body.extend(self.message.spans)
         else:
-            self._tokens.extend(self.message.spans)
+            self._show_body(TokenText(self.message.spans))
+
+    def _show_body(self, body: GrowingMarkdown | TokenText | None) -> None:
+        """Show ``body`` in place of the present one."""
+        if self._body is not None:
+            self._body.remove()
+        self._body = body
+        if body is not None:
+            self.mount(body, before=self._note)
 
     def show_origin(self, on: bool) -> None:
         """Colour tokens by origin, or show Markdown."""
-        self._origin = on
-        self.refresh_message()
+        if on != self._origin:
+            self._origin = on
+            self.refresh_message()
 
     # What can be done with it
 
@@ -220,16 +212,13 @@ class MessageView(Vertical, can_focus=True):
         self.post_message(self.ActionWanted(self, action))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "do":
-            if parameters == ("edit",):
-                return self.message.role == "user"
-            if parameters == ("code",):
-                return bool(code_blocks(self.message.text))
-            if parameters == ("regenerate",):
-                return self.message.role == "assistant"
-        return True
+        if action != "do":
+            return True
+        if parameters == ("code",):
+            return bool(code_blocks(self.message.text))
+        owner = {"edit": "user", "regenerate": "assistant"}.get(str(parameters[0]))
+        return owner in (None, self.message.role)
 
-    @on(Fold.Toggled)
     def action_unfold(self) -> None:
         self._open = not self._open
         if self.message.role == "user":

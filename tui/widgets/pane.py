@@ -8,9 +8,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.dom import DOMNode
-from textual.events import Click
 from textual.geometry import Size
-from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Static, TextArea
 
@@ -21,7 +19,7 @@ from ..charts import draft_strip
 from ..conversation import Conversation
 from .cached_lines import Background
 from .chart import Chart
-from .message_view import MessageView
+from .message_view import ClickLine, MessageView
 from .prompt_box import PromptBox
 
 _WELCOME = """\
@@ -32,6 +30,8 @@ Ctrl+G  monitor: every chart        Ctrl+L  charts beside the chat
 Ctrl+N  another chat                Ctrl+O  earlier chats
 Ctrl+P  every command               F5      models
 F1      help                        Ctrl+Q  quit"""
+
+_EDITING = "Editing: Enter sends and drops the later messages, Esc leaves all as it was"
 
 SHOWN = 24  # messages put on the screen at once; older ones on demand
 
@@ -68,26 +68,8 @@ class Transcript(VerticalScroll, Background, can_focus=False):
             self.scroll_end(animate=False, immediate=True)
 
 
-class Earlier(Static):
-    """Stands for the messages not on the screen yet."""
-
-    class Wanted(Message):
-        pass
-
-    def on_click(self, event: Click) -> None:
-        event.stop()
-        self.post_message(self.Wanted())
-
-
 class Pane(Vertical, Background):
     """Shows ``conversation``. ``history`` returns what was sent before, oldest first."""
-
-    class Edited(Message):
-        """The draft in the input box changed."""
-
-        def __init__(self, pane: Pane) -> None:
-            super().__init__()
-            self.pane = pane
 
     def __init__(
         self,
@@ -98,41 +80,37 @@ class Pane(Vertical, Background):
     ) -> None:
         super().__init__()
         self.conversation = conversation
-        self._stats = stats
         self.leaving = False
         self.editing: int | None = None  # position of the message being edited
+        self.prompt = PromptBox(history)
+        self._stats = stats
         self._before_edit = ""
         self._origin = origin
-        self._history = history
         self._from = max(0, len(conversation.messages) - SHOWN)
         self._last_request: str | None = None
+        self._transcript = Transcript()
+        self._earlier = ClickLine(self, "show_earlier", "earlier")
+        self._welcome = Static(_WELCOME, classes="welcome", markup=False)
         self._strip = Chart(self._draw_strip, classes="strip")
+        self._editing_line = Static(_EDITING, classes="editing", markup=False)
 
     def compose(self) -> ComposeResult:
-        with Transcript():
-            yield Earlier("", markup=False)
-            yield Static(_WELCOME, classes="welcome", markup=False)
+        with self._transcript:
+            yield self._earlier
+            yield self._welcome
         yield self._strip
-        yield Static("", classes="editing", markup=False)
-        yield PromptBox(self._history)
+        yield self._editing_line
+        yield self.prompt
 
     async def on_mount(self) -> None:
-        transcript = self.query_one(Transcript)
-        self._update_labels()
-        await transcript.mount_all(
-            MessageView(m, self._origin) for m in self.conversation.messages[self._from :]
-        )
-        prompt = self.query_one(PromptBox)
-        prompt.put(self.conversation.draft)
+        await self.sync()
+        self.prompt.put(self.conversation.draft)
 
     def _update_labels(self) -> None:
-        earlier = self.query_one(Earlier)
-        earlier.display = self._from > 0
-        earlier.update(f"▴ {self._from} earlier messages")
-        self.query_one(".welcome").display = not self.conversation.messages
-        editing = self.query_one(".editing", Static)
-        editing.display = self.editing is not None
-        editing.update("Editing: Enter sends and drops what came after, Esc leaves it as it was")
+        self._earlier.display = self._from > 0
+        self._earlier.update(f"▴ {self._from} earlier messages")
+        self._welcome.display = not self.conversation.messages
+        self._editing_line.display = self.editing is not None
 
     async def leave(self) -> None:
         """Remove the pane. That takes a while, in which it must not be touched."""
@@ -140,63 +118,49 @@ class Pane(Vertical, Background):
         await self.remove()
 
     @property
-    def prompt(self) -> PromptBox:
-        return self.query_one(PromptBox)
-
-    @property
     def views(self) -> list[MessageView]:
-        return [
-            child for child in self.query_one(Transcript).children if isinstance(child, MessageView)
-        ]
+        return [view for view in self._transcript.children if isinstance(view, MessageView)]
 
     def view_of_reply(self) -> MessageView | None:
-        children = self.query_one(Transcript).children
-        last = children[-1] if children else None
+        last = next(reversed(self._transcript.children), None)
         return last if isinstance(last, MessageView) and last.message.role == "assistant" else None
 
     # Following the conversation
+
+    def _new_views(self, start: int, end: int | None = None) -> list[MessageView]:
+        return [MessageView(m, self._origin) for m in self.conversation.messages[start:end]]
 
     async def sync(self) -> None:
         """Mount and remove views, so that they show the conversation's messages."""
         messages = self.conversation.messages
         self._from = min(self._from, len(messages))
-        wanted = messages[self._from :]
-        views = self.views
+        self._update_labels()
+        wanted, views = messages[self._from :], self.views
         same = 0
         while same < min(len(views), len(wanted)) and views[same].message is wanted[same]:
             same += 1
         for view in views[same:]:
             await view.leave()
-        if wanted[same:]:
-            await self.query_one(Transcript).mount_all(
-                MessageView(message, self._origin) for message in wanted[same:]
-            )
-        self._update_labels()
+        await self._transcript.mount_all(self._new_views(self._from + same))
 
     def follow(self) -> None:
-        """The reply changed: show what is new of it."""
+        """Show what is new of the reply."""
         view = self.view_of_reply()
         if view is not None:
             view.refresh_message(self.conversation.waiting)
 
     def to_end(self) -> None:
-        self.query_one(Transcript).follow()
+        self._transcript.follow()
 
     def show_origin(self, on: bool) -> None:
         self._origin = on
         for view in self.views:
             view.show_origin(on)
 
-    @on(Earlier.Wanted)
-    async def show_earlier(self) -> None:
-        start = max(0, self._from - SHOWN)
-        views = self.views
-        fresh = [
-            MessageView(message, self._origin)
-            for message in self.conversation.messages[start : self._from]
-        ]
-        transcript = self.query_one(Transcript)
-        await transcript.mount_all(fresh, before=views[0] if views else None)
+    async def action_show_earlier(self) -> None:
+        start, views = max(0, self._from - SHOWN), self.views
+        earlier = self._new_views(start, self._from)
+        await self._transcript.mount_all(earlier, before=views[0] if views else None)
         self._from = start
         self._update_labels()
         if views:
@@ -205,17 +169,15 @@ class Pane(Vertical, Background):
     @on(PromptBox.Paged)
     def page(self, event: PromptBox.Paged) -> None:
         event.stop()
-        transcript = self.query_one(Transcript)
         if event.step < 0:
-            transcript.scroll_page_up(animate=False)
+            self._transcript.scroll_page_up(animate=False)
         else:
-            transcript.scroll_page_down(animate=False)
+            self._transcript.scroll_page_down(animate=False)
 
     # The draft strip
 
     def _draw_strip(self, width: int, height: int) -> Canvas:
-        if self.conversation.active:
-            self._last_request = self.conversation.active
+        self._last_request = self.conversation.active or self._last_request
         request = self._stats.requests.get(self._last_request or "")
         return draft_strip.draw(request, width, height)
 
@@ -242,9 +204,8 @@ class Pane(Vertical, Background):
     @on(TextArea.Changed)
     def keep_draft(self, event: TextArea.Changed) -> None:
         event.stop()
-        if self.editing is None and self.conversation.draft != self.prompt.text:
+        if self.editing is None:
             self.conversation.draft = self.prompt.text
-            self.post_message(self.Edited(self))
 
 
 class Panes(Horizontal, Background):

@@ -33,6 +33,8 @@ _PROSE = {
     "markdown.table.header": ("", "bold"),
 }
 
+_CHART = {"title": "bold", "active": "bold reverse"}
+
 
 def solid(variables: Mapping[str, str], colour: str) -> str:
     """A theme's colour without alpha, which Rich does not have; empty for a terminal's own."""
@@ -54,6 +56,7 @@ class RichTheme:
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.variables = variables
+        self._chart_styles: dict[str, Style] = {"": Style()}
         styles = {name: text_style(variables, *how) for name, how in _PROSE.items()}
         ground = solid(variables, variables.get("surface", ""))
         styles["code.ground"] = Style(bgcolor=ground) if ground else Style()
@@ -66,6 +69,19 @@ class RichTheme:
             theme=Theme(styles),
             _environ={},  # the app decides on size and colours
         )
+
+    def chart_style(self, name: str) -> Style:
+        """The style for a style name of a canvas, such as ``draft`` or ``reject-strike``."""
+        if name not in self._chart_styles:
+            kind, _, extra = name.partition("-")
+            muted = kind in ("axis", "dim", "plain")
+            variable = "foreground-muted" if muted else f"dspark-{kind}"
+            variable = variable if variable in self.variables else "foreground"
+            style = text_style(self.variables, variable, f"{_CHART.get(kind, '')} {extra}")
+            if muted and style.color is None:
+                style += Style(dim=True)  # "auto" and ANSI themes: the terminal's own colours
+            self._chart_styles[name] = style
+        return self._chart_styles[name]
 
     def strips(self, renderable: Any, width: int) -> list[Strip]:
         """The lines that Rich makes of ``renderable``."""

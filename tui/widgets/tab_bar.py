@@ -12,7 +12,7 @@ from textual.message import Message
 from dspark_mlx.stats import EngineStats
 
 from ..canvas import Canvas
-from ..display_text import one_line, size
+from ..display_text import fit, one_line, size
 from ..settings import Settings
 from .chart import Chart
 
@@ -63,18 +63,13 @@ class TabBar(Chart):
         x, self._places = 1, [(-1, -1)] * first
         for tab in self._tabs[first : first + fits]:
             start = x
-            title = tab.title
-            while cell_len(title) > each:
-                title = title[:-2].rstrip() + "…"
-            label = f" {'●' if tab.busy else ''}{title} "
+            label = f" {'●' if tab.busy else ''}{fit(tab.title, each)} "
             x = canvas.text(x, 0, label, "active" if tab.active else "dim") + 1
             self._places.append((start, x))
         hidden = len(self._tabs) - fits
         if hidden > 0:
             x = canvas.text(x, 0, f"+{hidden}", "dim") + 1
-        while cell_len(note) > width - x - 2 and note:
-            note = note[:-2].rstrip() + "…" if len(note) > 2 else ""
-        canvas.right(0, note, "dim", width - 1)
+        canvas.right(0, fit(note, width - x - 2), "dim", width - 1)
         return canvas
 
     def on_click(self, event: Click) -> None:
