@@ -1,4 +1,4 @@
-"""Text as it may be shown: without control codes, with the thought apart, and numbers in words.
+"""Text as it may be shown: without control codes, with the thought apart, and with units.
 
 Pure functions over strings. The conversation keeps what the model produced as it is; the functions
 here only make the copy that reaches the terminal.
@@ -107,7 +107,7 @@ def code_blocks(markdown: str) -> list[str]:
 
 
 def size(count: float) -> str:
-    """Bytes with a unit, decimal as disks and model cards count them."""
+    """Bytes with a decimal unit, as on disks and model cards."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit in ("B", "kB") else f"{count:.1f} {unit}"
@@ -116,7 +116,7 @@ def size(count: float) -> str:
 
 
 def count(value: float) -> str:
-    """A count that stays short: 812, 1.2k, 128k."""
+    """A count in few letters: 812, 1.2k, 128k."""
     if value < 1000:
         return f"{value:.0f}"
     return f"{value / 1000:.1f}k" if value < 10_000 else f"{value / 1000:.0f}k"

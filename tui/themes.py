@@ -1,8 +1,8 @@
 """Colours: two themes of our own, and the chart colours for any theme.
 
 The chart colours are the Okabe-Ito palette (jfly.uni-koeln.de/color), which can be told apart with
-every common colour vision; on a light ground they are darkened for contrast. With NO_COLOR, where
-a colour is shown as a grey, they are greys that can be told apart.
+every common colour vision. On a light background they are darkened for contrast; with NO_COLOR,
+which shows a colour as a grey, they are greys that can be told apart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from textual.theme import BUILTIN_THEMES, Theme
 
-# Colour on a dark and on a light ground, grey on a dark and on a light ground.
+# Colour on a dark and on a light background, grey on a dark and on a light background.
 _CHART_COLOURS = {
     "draft": ("#56B4E9", "#0060A0", "#FFFFFF", "#000000"),
     "target": ("#E69F00", "#8A5A00", "#C4C4C4", "#4C4C4C"),
@@ -63,6 +63,6 @@ def chart_colours(dark: bool, no_color: bool = False) -> dict[str, str]:
 
 
 def preferred(environ: Mapping[str, str]) -> str:
-    """Our theme for this terminal: light where COLORFGBG says its ground is light."""
-    ground = environ.get("COLORFGBG", "").rpartition(";")[2]
-    return LIGHT.name if ground in ("7", "15") else DARK.name
+    """Our theme for this terminal: the light one where COLORFGBG says so."""
+    background = environ.get("COLORFGBG", "").rpartition(";")[2]
+    return LIGHT.name if background in ("7", "15") else DARK.name

@@ -105,12 +105,12 @@ async def test_a_change_of_theme_reaches_every_ground(chat) -> None:
         await c.say("One")
         grounds = [w for w in c.app.chat.walk_children() if isinstance(w, Background)]
         assert len(grounds) == 8, "three containers, the answer, four charts"
-        before = c.pane.query_one(Transcript).ground
+        before = c.pane.query_one(Transcript).background_colour
         c.app.change(theme="dspark-light" if c.app.current_theme.dark else "dspark-dark")
-        await c.until(lambda: c.pane.query_one(Transcript).ground != before)
+        await c.until(lambda: c.pane.query_one(Transcript).background_colour != before)
         await c.pilot.pause()
         for widget in grounds:
-            assert widget.ground == widget.background_colors[1], widget
+            assert widget.background_colour == widget.background_colors[1], widget
 
 
 async def test_a_reader_who_scrolls_up_as_the_text_is_resized_stays_there(chat) -> None:
@@ -158,7 +158,7 @@ async def test_text_that_is_selected_can_be_read(chat) -> None:
         await c.pilot.hover(offset=(at.x + 12, at.y))
         await c.pilot.mouse_up(offset=(at.x + 12, at.y))
         await c.pilot.pause()
-        plain = view._finish(view._lines[0], view.ground)
+        plain = view._finish(view._lines[0], view.background_colour)
         [line] = view.render_lines(Region(0, 0, view.size.width + 4, 1))
         marked = [s for s in line if s.text.strip() and s.style.bgcolor not in grounds(plain)]
         assert "".join(s.text for s in marked).strip() == "Some words"

@@ -1,4 +1,4 @@
-"""What is so at this moment: time shares, memory, context, all requests, and the status row."""
+"""The state at this moment: time shares, memory, context, all requests, and the status row."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def requests_table(stats: EngineStats, width: int, height: int) -> Canvas:
 
 
 def status_line(stats: EngineStats, width: int, height: int = 1) -> Canvas:
-    """Everything that matters in one row, most important first; what has no room is left out."""
+    """The most important numbers in one row, as many as fit."""
     canvas = Canvas(width, 1)
     parts: list[tuple[str, str]] = []
     if stats.samples:
         parts.append((f"{number(stats.tps_now)} tok/s", "value"))
-        # Before the gain: it is the mean's, not that of the speed just now.
+        # Before the speedup, which is that of the mean.
         each = " a reply" if len(stats.active) > 1 else ""
         parts.append((f"mean {number(stats.tps_per_request)}{each}", "dim"))
         if stats.speedup:

@@ -107,9 +107,9 @@ class ChatScreen(Screen[None]):
         yield Footer(compact=True)
 
     async def on_mount(self) -> None:
+        self.set_class(self._preferences.now.live_panel, "-live")
         if not await self.open_session(self._store.unsent()):
             await self.action_new()
-        self.show_settings()
         self.set_interval(1.0, self.save_now)
 
     # Panes

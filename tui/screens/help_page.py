@@ -16,12 +16,12 @@ from ..widgets.markdown import GrowingMarkdown
 _READ = """
 ## How to read the live view
 
-A small **drafter** guesses a block of tokens; the **target** checks as many of them as pay in one
-step and keeps the prefix it agrees with, plus one token of its own. The text is exactly the
-target's.
+A small **drafter** guesses a block of tokens. The **target** verifies as many of them as pay off,
+in one step. It keeps (accepts) those before the first that is wrong, plus one token of its own. The
+text is exactly the target's.
 
-- **In the text** (`Ctrl+T`): a coloured ground marks accepted draft tokens, the stronger the surer
-  the drafter was; underlined tokens are the target's own.
+- **In the text** (`Ctrl+T`): a coloured background marks accepted draft tokens, the stronger the
+  higher the drafter's confidence; underlined tokens are the target's own.
 - **Draft strip**: the last round. `✓ kept`, `✗ wrong` (where the target disagreed), `- after`
   (verified, but after the wrong one), `· cut` (never verified). The bar `┃` is the cut, and the
   last line says why it fell there. *conf* is the chance of each token given all before it were

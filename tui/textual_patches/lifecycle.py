@@ -1,4 +1,4 @@
-"""An app that hears of its end in time, and whose crash prints no traceback over the terminal."""
+"""An app that is told of its end in time, and whose crash prints no traceback."""
 
 from __future__ import annotations
 

@@ -22,23 +22,23 @@ class Background(Widget):
     It must be the last of several bases, as Textual takes the styles of the first.
     """
 
-    _ground: Color | None = None
+    _background_colour: Color | None = None
 
     @property
-    def ground(self) -> Color:
+    def background_colour(self) -> Color:
         """The background's colour. Textual works it out from all ancestors at every use."""
-        if self._ground is None:
-            _, self._ground = self.background_colors
-        return self._ground
+        if self._background_colour is None:
+            _, self._background_colour = self.background_colors
+        return self._background_colour
 
     def notify_style_update(self) -> None:
-        self._ground = None
+        self._background_colour = None
         super().notify_style_update()
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        strip = Strip.blank(crop.width, Style(bgcolor=self.ground.rich_color))
+        strip = Strip.blank(crop.width, Style(bgcolor=self.background_colour.rich_color))
         for line_filter in self.get_line_filters():
-            strip = strip.apply_filter(line_filter, self.ground)
+            strip = strip.apply_filter(line_filter, self.background_colour)
         return [strip] * crop.height
 
 
@@ -67,8 +67,8 @@ class CachedLines(Background):
         return self.line(y)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        ground, size, filters = self.ground, self.size, self.get_line_filters()
-        look = (ground, size.width, *filters)
+        colour, size, filters = self.background_colour, self.size, self.get_line_filters()
+        look = (colour, size.width, *filters)
         if look != self._look:
             self._look, self._finished = look, {}
         self.prepare(size)
@@ -77,14 +77,14 @@ class CachedLines(Background):
             strip = self.line(y)
             known = self._finished.get(y)
             if known is None or known[0] is not strip:
-                known = self._finished[y] = strip, self._finish(strip, ground)
+                known = self._finished[y] = strip, self._finish(strip, colour)
             found.append(known[1])
         if crop.column_span != (0, self.outer_size.width):
             found = [strip.crop(*crop.column_span) for strip in found]
         return found
 
-    def _finish(self, strip: Strip, ground: Color) -> Strip:
-        below = Style(bgcolor=ground.rich_color)
+    def _finish(self, strip: Strip, colour: Color) -> Strip:
+        below = Style(bgcolor=colour.rich_color)
         _, right, _, left = self.styles.padding
         inner = strip.adjust_cell_length(self.size.width).apply_style(below)
         done = Strip.join(
@@ -95,5 +95,5 @@ class CachedLines(Background):
             ]
         )
         for line_filter in self.get_line_filters():
-            done = done.apply_filter(line_filter, ground)
+            done = done.apply_filter(line_filter, colour)
         return done

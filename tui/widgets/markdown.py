@@ -177,8 +177,6 @@ def _parts(tokens: Sequence[markdown.Token]) -> list[tuple[int, MarkdownPart]]:
     return found
 
 
-# Laying out
-
 # Kind of code: theme variable of its colour, the rest of its style.
 _CODE = {
     Token.Comment: ("foreground-muted", "italic"),
@@ -234,7 +232,7 @@ class _Code(CodeBlock):
         text = Syntax(code, _lexer(self.lexer_name), theme=self.theme).highlight(code)
         text.rstrip()
         text.no_wrap, text.overflow = False, "fold"
-        yield Padding(text, (0, 1), style="code.ground")
+        yield Padding(text, (0, 1), style="code.background")
 
 
 class _Rule(HorizontalRule):

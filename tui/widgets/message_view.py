@@ -75,7 +75,7 @@ class MessageView(Vertical, can_focus=True):
         self._open = False
         self._code = 0
         self._parts = ReplyParts("", "")
-        self._composed = False
+        self._ready = False
         self._shown_lines: dict[Static, str] = {}  # what the small lines show
         # Kept, because a reply uses them in every round.
         self._head, self._thought, self._note, self._user_text = (
@@ -91,7 +91,7 @@ class MessageView(Vertical, can_focus=True):
             yield from (self._head, self._fold, self._thought, self._note)
 
     def on_mount(self) -> None:
-        self._composed = True
+        self._ready = True
         if self.message.role == "user":
             self._show_user()
         else:
@@ -99,7 +99,7 @@ class MessageView(Vertical, can_focus=True):
 
     async def leave(self) -> None:
         """Remove the view; later changes of the message are not shown."""
-        self._composed = False  # its lines are removed first
+        self._ready = False  # its lines are removed first
         await self.remove()
 
     # What is shown
@@ -120,7 +120,7 @@ class MessageView(Vertical, can_focus=True):
 
     def refresh_message(self, waiting: str = "") -> None:
         """Bring the screen up to the message's present text and state."""
-        if self.message.role == "user" or not self._composed:
+        if self.message.role == "user" or not self._ready:
             return
         message = self.message
         if len(message.text) > self._taken:

@@ -42,8 +42,8 @@ def solid(variables: Mapping[str, str], colour: str) -> str:
         return ""
     if len(colour) <= 7:
         return colour
-    ground = Color.parse(variables.get("background", "#000000"))
-    return ground.blend(Color.parse(colour[:7]), int(colour[7:9], 16) / 255).hex6
+    background = Color.parse(variables.get("background", "#000000"))
+    return background.blend(Color.parse(colour[:7]), int(colour[7:9], 16) / 255).hex6
 
 
 def text_style(variables: Mapping[str, str], name: str, more: str = "") -> Style:
@@ -58,8 +58,8 @@ class RichTheme:
         self.variables = variables
         self._chart_styles: dict[str, Style] = {"": Style()}
         styles = {name: text_style(variables, *how) for name, how in _PROSE.items()}
-        ground = solid(variables, variables.get("surface", ""))
-        styles["code.ground"] = Style(bgcolor=ground) if ground else Style()
+        background = solid(variables, variables.get("surface", ""))
+        styles["code.background"] = Style(bgcolor=background) if background else Style()
         self.console = Console(
             file=io.StringIO(),
             force_terminal=True,

@@ -63,8 +63,8 @@ class TokenText(VirtualText[tuple[Span, ...]]):
             return Style(color=variables["dspark-target"], underline=True)
         sure = 0.6 if confidence is None else max(0.0, min(1.0, confidence))
         below = self.background_colors[1]
-        ground = (
+        background = (
             below if below.ansi is None else Color(0, 0, 0)
         )  # the terminal's own, which is not known
-        shade = ground.blend(Color.parse(variables["dspark-draft"]), 0.12 + 0.40 * sure)
+        shade = background.blend(Color.parse(variables["dspark-draft"]), 0.12 + 0.40 * sure)
         return Style(bgcolor=shade.hex6)
