@@ -79,7 +79,7 @@ class SessionStore:
                 paths.make_private(path.parent)
                 return _connect(str(path))
             except (sqlite3.OperationalError, OSError) as error:
-                self.problem = f"conversations are not saved: {path}: {error}"
+                self.problem = f"chats are not saved: {path}: {error}"
             except sqlite3.DatabaseError:
                 return self._start_anew(path)
         return _connect(":memory:")
@@ -90,7 +90,7 @@ class SessionStore:
         for end in ("", "-wal", "-shm"):  # the last two belong to it, where they are
             with contextlib.suppress(FileNotFoundError):
                 path.with_name(path.name + end).replace(f"{aside}{end}")
-        self.problem = f"the saved conversations are damaged; kept as {aside}"
+        self.problem = f"the saved chats are damaged; kept as {aside}"
         return _connect(str(path))
 
     def _read(self, sql: str, values: Any = ()) -> list[Any]:

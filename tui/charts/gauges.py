@@ -32,16 +32,9 @@ def memory(stats: EngineStats, width: int, height: int) -> Canvas:
     kv = f"KV {size(held.kv)}"
     parts = [kv, f"weights {size(weights)}", f"peak {size(held.peak)}"]
     axes.title(canvas, "memory", [" ".join(parts), " ".join([kv, parts[2]]), kv])
-    canvas.stacked(
-        0,
-        1,
-        width,
-        [
-            (weights / peak, "█", "target"),
-            (held.kv / peak, "▓", "draft"),
-            (1 - (weights + held.kv) / peak, "░", "axis"),
-        ],
-    )
+    free = 1 - (weights + held.kv) / peak
+    bars = [(weights / peak, "█", "target"), (held.kv / peak, "▓", "draft"), (free, "░", "axis")]
+    canvas.stacked(0, 1, width, bars)
     return canvas
 
 
@@ -104,41 +97,32 @@ def requests_table(stats: EngineStats, width: int, height: int) -> Canvas:
 def status_line(stats: EngineStats, width: int, height: int = 1) -> Canvas:
     """The most important numbers in one row, as many as fit."""
     canvas = Canvas(width, 1)
+    active, loaded = stats.active, stats.loaded
     parts: list[tuple[str, str]] = []
     if stats.samples:
+        each = " a reply" if len(active) > 1 else ""
         parts.append((f"{number(stats.tps_now)} tok/s", "value"))
-        # Before the speedup, which is that of the mean.
-        each = " a reply" if len(stats.active) > 1 else ""
         parts.append((f"mean {number(stats.tps_per_request)}{each}", "dim"))
-        if stats.speedup:
-            parts.append(
-                (
-                    f"×{stats.speedup:.2f} over {number(stats.plain_tps)} plain",
-                    "good" if stats.speedup >= 1 else "reject",
-                )
-            )
+        if stats.speedup:  # the mean's
+            gain = f"×{stats.speedup:.2f} over {number(stats.plain_tps)} plain"
+            parts.append((gain, "good" if stats.speedup >= 1 else "reject"))
         parts.append((f"{percent(stats.recent_acceptance)} accepted", "draft"))
         parts.append((f"{number(stats.recent_tokens_per_round, 2)} a round", "dim"))
-        busy = [r for r in stats.active]
-        if busy:
-            limit = (
-                f"/{count(stats.loaded.context_limit)}"
-                if stats.loaded and stats.loaded.context_limit
-                else ""
-            )
-            parts.append((f"ctx {count(max(r.context for r in busy))}{limit}", "dim"))
+        if active:
+            used = count(max(r.context for r in active))
+            limit = f"/{count(loaded.context_limit)}" if loaded and loaded.context_limit else ""
+            parts.append((f"ctx {used}{limit}", "dim"))
         if stats.load.slowdown_fast > 1.15:
             parts.append((f"device ×{stats.load.slowdown_fast:.1f} slower", "reject"))
-        if len(busy) > 1:
-            parts.append((f"{len(busy)} replies", "target"))
-    elif stats.loaded:
-        parts.append((f"{stats.loaded.method}: {stats.loaded.reason}", "dim"))
+        if len(active) > 1:
+            parts.append((f"{len(active)} replies", "target"))
+    elif loaded:
+        parts.append((f"{loaded.method}: {loaded.reason}", "dim"))
         if stats.plain_tps:
             parts.append((f"plain {number(stats.plain_tps)} tok/s", "dim"))
     x = 1
     for text, style in parts:
         if x + len(text) > width - 1:
             break
-        x = canvas.text(x, 0, text, style)
-        x = canvas.text(x, 0, "  ", "")
+        x = canvas.text(x, 0, text, style) + 2
     return canvas

@@ -25,7 +25,7 @@ class SessionList(ModalScreen[int | None]):
     """Ends with the session to open. ``deleted`` and ``renamed`` are called for each change."""
 
     BINDINGS: ClassVar = [
-        Binding("escape", "close", "Close"),
+        Binding("escape", "dismiss(None)", "Close"),
         Binding("slash,ctrl+f", "search", "Search"),
         Binding("r,f2", "rename", "Rename"),
         Binding("d,delete", "delete", "Delete"),
@@ -45,7 +45,7 @@ class SessionList(ModalScreen[int | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
-            yield Static("Conversations", classes="title", markup=False)
+            yield Static("Chats", classes="title", markup=False)
             yield Input(placeholder="Search titles and messages")
             yield OptionList(markup=False)
             yield Footer(compact=True)
@@ -63,7 +63,7 @@ class SessionList(ModalScreen[int | None]):
         options.clear_options()
         options.add_options([Option(_line(entry)) for entry in self._entries])
         if not self._entries:
-            text = "Nothing found." if search else "No conversations yet."
+            text = "Nothing found." if search else "No chats yet."
             options.add_option(Option(Content(text), disabled=True))
         else:
             options.highlighted = min(at or 0, len(self._entries) - 1)
@@ -81,9 +81,6 @@ class SessionList(ModalScreen[int | None]):
     @on(Input.Submitted)
     def to_list(self) -> None:
         self.query_one(OptionList).focus()
-
-    def action_close(self) -> None:
-        self.dismiss(None)
 
     def action_search(self) -> None:
         self.set_focus(self.query_one(Input))  # at once: the next key may be here already

@@ -15,24 +15,20 @@ from textual.widgets import TextArea
 from ..display_text import clean
 
 
+def _key(key: str, action: str, id: str, help_text: str, shown: str | None = None) -> Binding:
+    """A key of the input box; ``shown`` is how it is written in the footer, if it is there."""
+    name = help_text.capitalize()
+    return Binding(key, action, name, bool(shown), shown, id=id, tooltip=help_text)
+
+
 class PromptBox(TextArea):
     """``history()`` returns earlier inputs, oldest first, when they are wanted."""
 
     BINDINGS: ClassVar = [
         # Terminal.app sends the same code for Enter and Shift+Enter, hence Ctrl+J first.
-        Binding(
-            "ctrl+j,shift+enter,alt+enter",
-            "newline",
-            "New line",
-            id="prompt.newline",
-            key_display="^j",
-        ),
-        Binding(
-            "pageup", "page(-1)", id="prompt.page_up", show=False, tooltip="scroll the chat up"
-        ),
-        Binding(
-            "pagedown", "page(1)", id="prompt.page_down", show=False, tooltip="scroll the chat down"
-        ),
+        _key("ctrl+j,shift+enter,alt+enter", "newline", "prompt.newline", "new line", "^j"),
+        _key("pageup", "page(-1)", "prompt.page_up", "scroll the chat up"),
+        _key("pagedown", "page(1)", "prompt.page_down", "scroll the chat down"),
         Binding("up", "up", show=False),
         Binding("down", "down", show=False),
     ]
@@ -42,10 +38,6 @@ class PromptBox(TextArea):
             super().__init__()
             self.prompt, self.text = prompt, text
 
-        @property
-        def control(self) -> PromptBox:
-            return self.prompt
-
     class Paged(Message):
         """A page up (-1) or down (1) of the chat is wanted."""
 
@@ -53,9 +45,8 @@ class PromptBox(TextArea):
             super().__init__()
             self.step = step
 
-    def __init__(self, history: Callable[[], list[str]], *, id: str | None = None) -> None:
+    def __init__(self, history: Callable[[], list[str]]) -> None:
         super().__init__(
-            id=id,
             soft_wrap=True,
             tab_behavior="focus",
             show_line_numbers=False,
