@@ -36,35 +36,29 @@ class About:
 class Settings:
     """Everything that can be set. An empty text and None stand for "automatic"."""
 
-    model: Annotated[str, About("a name from `dspark models`, a folder or a Hub id", "--model")] = (
-        ""
-    )
-    drafter: Annotated[
-        str, About("a folder, a Hub id or none; empty: the model's", "--drafter")
-    ] = ""
+    model: Annotated[str, About("a name, folder or Hub id", "--model")] = ""
+    drafter: Annotated[str, About("empty: the model's own; none: without", "--drafter")] = ""
     system: Annotated[str, About("system prompt of new chats", "--system")] = ""
     method: Annotated[str, About("how to draft", "--method", METHODS)] = "auto"
     schedule: Annotated[str, About("how much of a draft is verified", "--schedule", SCHEDULES)] = (
         "auto"
     )
     temperature: Annotated[float, About("0: always the most likely token", "--temp")] = 0.0
-    top_p: Annotated[float, About("nucleus sampling; 1: off", "--top-p")] = 1.0
-    top_k: Annotated[int, About("top-k sampling; 0: off", "--top-k")] = 0
-    min_p: Annotated[float, About("min-p sampling; 0: off", "--min-p")] = 0.0
-    seed: Annotated[int | None, About("repeats a sampled reply; empty: a new one", "--seed")] = None
-    max_tokens: Annotated[int, About("longest reply; -1: no limit", "--max-tokens")] = 1024
+    top_p: Annotated[float, About("nucleus (1: off)", "--top-p")] = 1.0
+    top_k: Annotated[int, About("top k (0: off)", "--top-k")] = 0
+    min_p: Annotated[float, About("min-p (0: off)", "--min-p")] = 0.0
+    seed: Annotated[int | None, About("repeats a sampled reply", "--seed")] = None
+    max_tokens: Annotated[int, About("per reply; -1: no limit", "--max-tokens")] = 1024
     draft_sampling: Annotated[
         str, About("how drafts are drawn above temperature 0", choices=DRAFT_SAMPLINGS)
     ] = "coupled"
-    draft_length: Annotated[
-        int | None, About("most draft tokens verified; empty: the block", "--draft-length")
-    ] = None
+    draft_length: Annotated[int | None, About("most draft tokens a round", "--draft-length")] = None
     p_min: Annotated[float, About("cut before a lower confidence", "--p-min")] = 0.0
     p_survival_min: Annotated[float, About("cut before a lower survival", "--p-survival-min")] = 0.0
-    thinking: Annotated[
-        str, About("for models that can think", "--thinking", ("auto", "on", "off"))
-    ] = "auto"
-    kv_bits: Annotated[int, About("quantise the KV cache; 0: off", "--kv-bits", (0, 8, 4))] = 0
+    thinking: Annotated[str, About("for models that can", "--thinking", ("auto", "on", "off"))] = (
+        "auto"
+    )
+    kv_bits: Annotated[int, About("KV cache; 0: not quantised", "--kv-bits", (0, 8, 4))] = 0
     theme: Annotated[str, About("colours", "--theme")] = ""
     live_panel: Annotated[bool, About("right: on; charts beside the chat")] = True
     token_colours: Annotated[bool, About("right: on; colour tokens by origin")] = False
