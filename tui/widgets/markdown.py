@@ -3,7 +3,7 @@
 ``feed`` may be called for every token. What arrives is joined and shown a few times a second at
 most, and less often where that is expensive: a reply slows its own display, not the generation.
 
-Textual's own ``Markdown.get_stream`` is not used. For a reply of 1,600 words at 60 words a second
+Textual's own ``Markdown.get_stream`` is not used. For a reply of 1,400 words at 60 words a second
 it took 0.11 of one core (and more the longer the reply), this widget 0.03: Textual 8.2, 120 x 40
 cells. With a model that uses all cores the difference is taken from the generation.
 """

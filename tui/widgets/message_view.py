@@ -45,21 +45,28 @@ class MessageView(Vertical, can_focus=True):
     """Shows a message; ``refresh_message`` is to be called after every change of it."""
 
     BINDINGS: ClassVar = [
-        _key("c", "do('copy')", "Copy", "message.copy", "copy it"),
-        _key("y", "do('code')", "Copy code", "message.code", "copy its next code"),
-        _key("e", "do('edit')", "Edit", "message.edit", "edit it and send again"),
-        _key("r", "do('regenerate')", "Write again", "message.regenerate", "write it again"),
+        _key("c", "copy", "Copy", "message.copy", "copy it"),
+        _key("y", "copy_code", "Copy code", "message.code", "copy its next code"),
+        _key("e", "edit", "Edit", "message.edit", "edit it and send again"),
+        _key("r", "regenerate", "Write again", "message.regenerate", "write it again"),
         _key("t,enter", "unfold", "Open/close", "message.unfold", "open or close"),
         Binding("up,k", "app.focus_previous", "Previous", show=False),
         Binding("down,j", "app.focus_next", "Next", show=False),
     ]
 
-    class ActionWanted(Message):
-        """The reader wants to ``copy``, copy ``code``, ``edit`` or ``regenerate`` this message."""
+    class CopyWanted(Message):
+        """``text`` is to be copied; ``what`` names it."""
 
-        def __init__(self, view: MessageView, action: str) -> None:
+        def __init__(self, text: str, what: str) -> None:
             super().__init__()
-            self.view, self.action = view, action
+            self.text, self.what = text, what
+
+    class ChangeWanted(Message):
+        """The message is to be edited, or else written again."""
+
+        def __init__(self, view: MessageView, edit: bool) -> None:
+            super().__init__()
+            self.view, self.edit = view, edit
 
     # The children were laid out before the size is reported: no further layout is needed.
     virtual_size = Reactive(Size(0, 0))
@@ -73,7 +80,7 @@ class MessageView(Vertical, can_focus=True):
         self._taken = 0  # characters of message.text already cleaned
         self._fed = 0  # characters of the answer already in the Markdown
         self._open = False
-        self._code = 0
+        self._code = 0  # code blocks copied so far
         self._parts = ReplyParts("", "")
         self._ready = False
         self._shown_lines: dict[Static, str] = {}  # what the small lines show
@@ -208,15 +215,27 @@ class MessageView(Vertical, can_focus=True):
 
     # What can be done with it
 
-    def action_do(self, action: str) -> None:
-        self.post_message(self.ActionWanted(self, action))
+    def action_copy(self) -> None:
+        self.post_message(self.CopyWanted(self.message.text, "message"))
+
+    def action_copy_code(self) -> None:
+        """Copy the next code block, each in turn."""
+        if blocks := code_blocks(self.message.text):
+            number = self._code % len(blocks)
+            self._code += 1
+            what = f"code block {number + 1} of {len(blocks)}"
+            self.post_message(self.CopyWanted(blocks[number], what))
+
+    def action_edit(self) -> None:
+        self.post_message(self.ChangeWanted(self, edit=True))
+
+    def action_regenerate(self) -> None:
+        self.post_message(self.ChangeWanted(self, edit=False))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action != "do":
-            return True
-        if parameters == ("code",):
+        if action == "copy_code":
             return bool(code_blocks(self.message.text))
-        owner = {"edit": "user", "regenerate": "assistant"}.get(str(parameters[0]))
+        owner = {"edit": "user", "regenerate": "assistant"}.get(action)
         return owner in (None, self.message.role)
 
     def action_unfold(self) -> None:
@@ -225,12 +244,3 @@ class MessageView(Vertical, can_focus=True):
             self._show_user()
         else:
             self._show_thought()
-
-    def next_code(self) -> tuple[str, int, int] | None:
-        """The next code block to copy, in turn: its text, its number, how many there are."""
-        blocks = code_blocks(self.message.text)
-        if not blocks:
-            return None
-        index = self._code % len(blocks)
-        self._code += 1
-        return blocks[index], index + 1, len(blocks)
