@@ -16,12 +16,12 @@ from ..widgets.markdown import GrowingMarkdown
 _READ = """
 ## How to read the live view
 
-A small **drafter** guesses a block of tokens; the **target** checks as many of them as pay in one
-step and keeps the prefix it agrees with, plus one token of its own. The text is exactly the
-target's.
+A small **drafter** guesses a block of tokens. The **target** verifies as many of them as pay off,
+in one step. It keeps (accepts) those before the first that is wrong, plus one token of its own. The
+text is exactly the target's.
 
-- **In the text** (`Ctrl+T`): a coloured ground marks accepted draft tokens, the stronger the surer
-  the drafter was; underlined tokens are the target's own.
+- **In the text** (`Ctrl+T`): a coloured background marks accepted draft tokens, the stronger the
+  higher the drafter's confidence; underlined tokens are the target's own.
 - **Draft strip**: the last round. `✓ kept`, `✗ wrong` (where the target disagreed), `- after`
   (verified, but after the wrong one), `· cut` (never verified). The bar `┃` is the cut, and the
   last line says why it fell there. *conf* is the chance of each token given all before it were
@@ -44,7 +44,7 @@ message. `Ctrl+C` stops the reply; again asks; again quits. To select text hold 
 """
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpPage(ModalScreen[None]):
     BINDINGS: ClassVar = [Binding("escape,q,f1", "dismiss", "Close")]
 
     def __init__(self, keys: Sequence[tuple[str, str, str]]) -> None:
@@ -76,7 +76,7 @@ def key_table(keys: Sequence[tuple[str, str, str]]) -> str:
 
 
 def key_name(key: str) -> str:
-    """A key as it is written everywhere else: ctrl+pageup is Ctrl+PageUp."""
+    """A key as people write it: ctrl+pageup is Ctrl+PageUp."""
     named = {"pageup": "PageUp", "pagedown": "PageDown", "escape": "Esc"}
     parts = key.strip().split("+")
     return "+".join(named.get(part, part.capitalize()) for part in parts)

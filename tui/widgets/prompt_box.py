@@ -12,39 +12,31 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widgets import TextArea
 
-from ..text import clean
+from ..display_text import clean
 
 
-class Prompt(TextArea):
-    """``history()`` gives earlier inputs, oldest first; asked only when they are wanted."""
+def _key(key: str, action: str, id: str, help_text: str, shown: str | None = None) -> Binding:
+    """A key of the input box; ``shown`` is how it is written in the footer, if it is there."""
+    name = help_text.capitalize()
+    return Binding(key, action, name, bool(shown), shown, id=id, tooltip=help_text)
+
+
+class PromptBox(TextArea):
+    """``history()`` returns earlier inputs, oldest first, when they are wanted."""
 
     BINDINGS: ClassVar = [
         # Terminal.app sends the same code for Enter and Shift+Enter, hence Ctrl+J first.
-        Binding(
-            "ctrl+j,shift+enter,alt+enter",
-            "newline",
-            "New line",
-            id="prompt.newline",
-            key_display="^j",
-        ),
-        Binding(
-            "pageup", "page(-1)", id="prompt.page_up", show=False, tooltip="scroll the chat up"
-        ),
-        Binding(
-            "pagedown", "page(1)", id="prompt.page_down", show=False, tooltip="scroll the chat down"
-        ),
+        _key("ctrl+j,shift+enter,alt+enter", "newline", "prompt.newline", "new line", "^j"),
+        _key("pageup", "page(-1)", "prompt.page_up", "scroll the chat up"),
+        _key("pagedown", "page(1)", "prompt.page_down", "scroll the chat down"),
         Binding("up", "up", show=False),
         Binding("down", "down", show=False),
     ]
 
     class Sent(Message):
-        def __init__(self, prompt: Prompt, text: str) -> None:
+        def __init__(self, prompt: PromptBox, text: str) -> None:
             super().__init__()
             self.prompt, self.text = prompt, text
-
-        @property
-        def control(self) -> Prompt:
-            return self.prompt
 
     class Paged(Message):
         """A page up (-1) or down (1) of the chat is wanted."""
@@ -53,9 +45,8 @@ class Prompt(TextArea):
             super().__init__()
             self.step = step
 
-    def __init__(self, history: Callable[[], list[str]], *, id: str | None = None) -> None:
+    def __init__(self, history: Callable[[], list[str]]) -> None:
         super().__init__(
-            id=id,
             soft_wrap=True,
             tab_behavior="focus",
             show_line_numbers=False,
@@ -63,13 +54,13 @@ class Prompt(TextArea):
             placeholder="Ask anything. Enter sends, Ctrl+J starts a new line.",
             highlight_cursor_line=False,
         )
-        self.cursor_blink = False  # nor is an idle chat to paint twice a second
+        self.cursor_blink = False  # an idle chat would paint twice a second
         self._history = history
         self._back = 0  # 0: the draft itself, n: the n-th newest input
         self._draft = ""
 
-    async def _on_key(self, event: events.Key) -> None:
-        # Not a priority binding: those overtake the keys still waiting in the queue, and Enter
+    async def on_key(self, event: events.Key) -> None:
+        # Not a priority binding: it would overtake keys that still wait in the queue, and Enter
         # typed fast after a text would find an empty box.
         if event.key == "enter":
             event.stop()
@@ -82,7 +73,7 @@ class Prompt(TextArea):
             self.post_message(self.Sent(self, self.text))
 
     def action_newline(self) -> None:
-        self._replace_via_keyboard("\n", *self.selection)
+        self.replace("\n", *self.selection, maintain_selection_offset=False)
 
     def action_up(self) -> None:
         if self.cursor_location[0] == 0 and not self.wrapped_document_above():
@@ -97,7 +88,7 @@ class Prompt(TextArea):
             self.action_cursor_down()
 
     def action_page(self, step: int) -> None:
-        """Of the text typed if it is longer than the box, else of the chat."""
+        """Scroll the text typed if it is longer than the box, else the chat."""
         if self.wrapped_document.height <= self.content_size.height:
             self.post_message(self.Paged(step))
         elif step < 0:
@@ -131,10 +122,10 @@ class Prompt(TextArea):
             # Mounted below a dialog a moment ago: painted before its styles were found.
             return [Strip.blank(crop.width)] * crop.height
 
-    async def _on_paste(self, event: events.Paste) -> None:
+    async def on_paste(self, event: events.Paste) -> None:
         # Control codes in a paste would be sent to the model and shown as garbage.
         event.prevent_default()
         event.stop()
-        if result := self._replace_via_keyboard(clean(event.text), *self.selection):
-            self.move_cursor(result.end_location)
-            self.focus()
+        edit = self.replace(clean(event.text), *self.selection, maintain_selection_offset=False)
+        self.move_cursor(edit.end_location)
+        self.focus()

@@ -1,9 +1,8 @@
 """Pastes reach the app as one text, whatever is in them.
 
-A terminal puts marks around what is pasted. Textual's parser also looks for keys
-between them: an escape code in a paste ends up as keys, and a line end after it
-as Enter, which would send the message. Here a paste is taken out before the
-parser sees it.
+A terminal puts marks around what is pasted. Textual's parser also looks for keys between them: an
+escape code in a paste becomes keys, and a line end after it becomes Enter, which would send the
+message. The driver here takes pastes out of the input before the parser sees it.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from textual import events
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 
-from .text import clean
+from ..display_text import clean
 
 _BEGIN, _END = "\x1b[200~", "\x1b[201~"
-_OPEN_SECONDS = 3.0  # of silence after which a paste is over though its end never came
+_OPEN_SECONDS = 3.0  # silence after which a paste is over though its end mark never came
 _IDLE = 0.1  # seconds to wait for input
-# Seconds to wait for the rest of a mark: an escape alone is most likely the key, and that is
-# not to be slow; more than that is no key, and may come over a slow line.
+# Seconds to wait for the rest of a mark. An escape alone is most likely the key, which must be
+# quick; a longer beginning is no key, and its rest may come over a slow line.
 _ESCAPE, _MORE = 0.02, 1.0
+_NEEDED = ("_debug", "fileno", "exit_event", "process_message")  # attributes of the driver
 
 
 class Pastes:
@@ -33,7 +33,7 @@ class Pastes:
 
     def __init__(self) -> None:
         self.inside = False
-        self.held = ""  # what may be the beginning of a mark
+        self.held = ""  # may be the beginning of a mark
         self._body: list[str] = []
 
     def feed(self, text: str) -> Iterator[tuple[bool, str]]:
@@ -54,12 +54,12 @@ class Pastes:
             self.inside = self.inside or (bool(found) and mark is _BEGIN)
 
     def close(self) -> Iterator[tuple[bool, str]]:
-        """The paste is over; it is given as far as it came."""
+        """End the paste; yields it as far as it came."""
         body, self._body, self.inside = "".join(self._body), [], False
         yield True, body
 
     def flush(self) -> Iterator[tuple[bool, str]]:
-        """Nothing more came: what was held is no mark."""
+        """Nothing more came: what was held back is not a mark."""
         held, self.held = self.held, ""
         if held and self.inside:
             self._body.append(held)
@@ -68,10 +68,13 @@ class Pastes:
 
 
 class PasteDriver(LinuxDriver):
-    """Textual's driver, whose parser gets no pastes to see."""
+    """Textual's driver for Unix, with pastes taken out before its parser."""
 
     def run_input_thread(self) -> None:
         """Read until the app ends; pastes and keys become messages in their order."""
+        if not all(hasattr(self, name) for name in _NEEDED):
+            super().run_input_thread()
+            return
         parser, pastes = XTermParser(self._debug), Pastes()
         decode = getincrementaldecoder("utf-8")("replace").decode
         last = time.monotonic()

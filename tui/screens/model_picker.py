@@ -1,4 +1,4 @@
-"""The model picker: what there is, how big, whether it fits and is here; loads and downloads."""
+"""The model picker: the registered models, their sizes, what fits and what is on disk."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dspark_mlx import sources
 from dspark_mlx.errors import DsparkError
 from dspark_mlx.registry import DEFAULT_MODEL, ModelEntry, Registry
 
-from ..text import size
+from ..display_text import size
 
 ON_CPU = sys.platform != "darwin"
 
 
 def on_disk(entry: ModelEntry, *, drafter: bool = True) -> bool:
-    """Whether nothing of this entry has to be downloaded, without or with its ``drafter``."""
+    """Whether an entry is complete on disk, with or without its ``drafter``."""
     if sources.on_disk(entry.target_source) is None:
         return False
     source = entry.drafter_source if drafter else None
@@ -37,8 +37,8 @@ def on_disk(entry: ModelEntry, *, drafter: bool = True) -> bool:
     )
 
 
-class ModelsScreen(ModalScreen[str | None]):
-    """Ends with the name of the model to load, or None. ``first`` explains a first start."""
+class ModelPicker(ModalScreen[str | None]):
+    """Ends with the model to load, or None. ``first``: nothing was set up yet."""
 
     BINDINGS: ClassVar = [Binding("escape", "dismiss(None)", "Close")]
 
@@ -79,7 +79,7 @@ class ModelsScreen(ModalScreen[str | None]):
         options.focus()
 
     @on(OptionList.OptionHighlighted)
-    def tell(self, event: OptionList.OptionHighlighted) -> None:
+    def describe(self, event: OptionList.OptionHighlighted) -> None:
         entry = self._entries[event.option_index]
         text = entry.notes or entry.title
         self.query(".hint").last(Static).update(

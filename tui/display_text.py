@@ -1,13 +1,15 @@
-"""Text as it may be shown: control codes out, thinking apart, code blocks found.
+"""Text as it may be shown: without control codes, with the thought apart, and with units.
 
-Pure functions over strings. What the model produced is kept as it is by the
-conversation; everything here only makes the copy that reaches the terminal.
+Pure functions over strings. The conversation keeps what the model produced as it is; the functions
+here only make the copy that reaches the terminal.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
 
 # CSI, OSC/DCS/SOS/PM/APC strings, and the two- and three-byte escapes.
 _ESCAPE = re.compile(
@@ -42,6 +44,13 @@ def one_line(text: str, limit: int = 60) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
+def fit(text: str, cells: int) -> str:
+    """``text`` cut to ``cells`` cells of the terminal, with an ellipsis if anything was cut."""
+    if cell_len(text) <= cells:
+        return text
+    return set_cell_size(text, cells - 1).rstrip() + "…" if cells > 1 else ""
+
+
 class Cleaner:
     """``clean`` for a stream: an escape sequence split over chunks is still caught."""
 
@@ -64,7 +73,7 @@ class Cleaner:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ReplyParts:
     """A reply split for display. ``thinking_open``: the thought has not ended yet."""
 
     thinking: str
@@ -72,25 +81,24 @@ class Parts:
     thinking_open: bool = False
 
 
-def split_thinking(text: str, expected: bool = False) -> Parts:
+def split_thinking(text: str, expected: bool = False) -> ReplyParts:
     """The thought and the answer of a reply.
 
-    A thought is only what stands at the very start, so that a ``<think>``
-    quoted in an answer stays in it. With ``expected`` (thinking was not
-    refused, and the chat template may have opened the thought itself) a closing
-    tag on a line of its own ends a thought that was never opened in the text.
+    Only text at the very start is a thought, so that a ``<think>`` quoted in an answer stays in
+    it. With ``expected`` (thinking was not refused, so the chat template may have opened the
+    thought itself) a closing tag on a line of its own ends a thought without an opening tag.
     """
     opened = _OPEN.match(text)
     if opened:
         closed = _CLOSE.search(text, opened.end())
         if closed is None:
-            return Parts(text[opened.end() :], "", True)
-        return Parts(text[opened.end() : closed.start()].rstrip(), text[closed.end() :])
+            return ReplyParts(text[opened.end() :], "", True)
+        return ReplyParts(text[opened.end() : closed.start()].rstrip(), text[closed.end() :])
     if expected and (closed := _LINE_CLOSE.search(text)) and "<think" not in text[: closed.start()]:
-        return Parts(text[: closed.start()].rstrip(), text[closed.end() :])
+        return ReplyParts(text[: closed.start()].rstrip(), text[closed.end() :])
     if "<thinking>".startswith(text.strip()) and text.strip():
-        return Parts("", "", True)  # the tag may still be arriving
-    return Parts("", text)
+        return ReplyParts("", "", True)  # the tag may still be arriving
+    return ReplyParts("", text)
 
 
 def code_blocks(markdown: str) -> list[str]:
@@ -98,19 +106,8 @@ def code_blocks(markdown: str) -> list[str]:
     return [match.group(2).rstrip("\n") for match in _FENCE.finditer(markdown)]
 
 
-def seconds(value: float) -> str:
-    """A duration as people write it: 840 µs, 9.1 ms, 3.2 s, 2 min 5 s."""
-    if value < 0.001:
-        return f"{value * 1e6:.0f} µs"
-    if value < 1:
-        return f"{value * 1e3:.1f} ms" if value < 0.1 else f"{value * 1e3:.0f} ms"
-    if value < 60:
-        return f"{value:.1f} s"
-    return f"{int(value // 60)} min {int(value % 60)} s"
-
-
 def size(count: float) -> str:
-    """Bytes with a unit, decimal as disks and model cards count them."""
+    """Bytes with a decimal unit, as on disks and model cards."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit in ("B", "kB") else f"{count:.1f} {unit}"
@@ -119,7 +116,7 @@ def size(count: float) -> str:
 
 
 def count(value: float) -> str:
-    """A count that stays short: 812, 1.2k, 128k."""
+    """A count in few letters: 812, 1.2k, 128k."""
     if value < 1000:
         return f"{value:.0f}"
     return f"{value / 1000:.1f}k" if value < 10_000 else f"{value / 1000:.0f}k"

@@ -16,17 +16,16 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from .. import export
-from ..paths import export_dir
-from ..sessions import Entry, SessionStore
-from ..text import one_line
-from .dialogs import AskLine, Confirm
+from ..display_text import one_line
+from ..session_store import SessionEntry, SessionStore
+from .dialogs import AskText, Confirm
 
 
-class SessionsScreen(ModalScreen[int | None]):
-    """Ends with the session to open. ``gone`` is told of every session deleted here."""
+class SessionList(ModalScreen[int | None]):
+    """Ends with the session to open. ``deleted`` and ``renamed`` are called for each change."""
 
     BINDINGS: ClassVar = [
-        Binding("escape", "close", "Close"),
+        Binding("escape", "dismiss(None)", "Close"),
         Binding("slash,ctrl+f", "search", "Search"),
         Binding("r,f2", "rename", "Rename"),
         Binding("d,delete", "delete", "Delete"),
@@ -35,15 +34,18 @@ class SessionsScreen(ModalScreen[int | None]):
     ]
 
     def __init__(
-        self, store: SessionStore, gone: Callable[[int], None], renamed: Callable[[int, str], None]
+        self,
+        store: SessionStore,
+        deleted: Callable[[int], None],
+        renamed: Callable[[int, str], None],
     ) -> None:
         super().__init__(classes="list")
-        self._store, self._gone, self._renamed = store, gone, renamed
-        self._entries: list[Entry] = []
+        self._store, self._deleted, self._renamed = store, deleted, renamed
+        self._entries: list[SessionEntry] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
-            yield Static("Conversations", classes="title", markup=False)
+            yield Static("Chats", classes="title", markup=False)
             yield Input(placeholder="Search titles and messages")
             yield OptionList(markup=False)
             yield Footer(compact=True)
@@ -61,13 +63,13 @@ class SessionsScreen(ModalScreen[int | None]):
         options.clear_options()
         options.add_options([Option(_line(entry)) for entry in self._entries])
         if not self._entries:
-            text = "Nothing found." if search else "No conversations yet."
+            text = "Nothing found." if search else "No chats yet."
             options.add_option(Option(Content(text), disabled=True))
         else:
             options.highlighted = min(at or 0, len(self._entries) - 1)
 
     @property
-    def chosen(self) -> Entry | None:
+    def chosen(self) -> SessionEntry | None:
         at = self.query_one(OptionList).highlighted
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
@@ -79,9 +81,6 @@ class SessionsScreen(ModalScreen[int | None]):
     @on(Input.Submitted)
     def to_list(self) -> None:
         self.query_one(OptionList).focus()
-
-    def action_close(self) -> None:
-        self.dismiss(None)
 
     def action_search(self) -> None:
         self.set_focus(self.query_one(Input))  # at once: the next key may be here already
@@ -97,7 +96,7 @@ class SessionsScreen(ModalScreen[int | None]):
                 self._renamed(entry.session, title.strip())
                 self._fill()
 
-        self.app.push_screen(AskLine("New title", entry.title), done)
+        self.app.push_screen(AskText("New title", entry.title), done)
 
     def action_delete(self) -> None:
         entry = self.chosen
@@ -106,7 +105,7 @@ class SessionsScreen(ModalScreen[int | None]):
 
         def done(yes: bool | None) -> None:
             if yes:
-                self._gone(entry.session)
+                self._deleted(entry.session)
                 self._store.delete(entry.session)
                 self._fill()
 
@@ -116,22 +115,13 @@ class SessionsScreen(ModalScreen[int | None]):
     def action_export(self, kind: str) -> None:
         entry = self.chosen
         conversation = self._store.load(entry.session) if entry else None
-        if conversation is None:
-            return
-        try:
-            path = export.save(conversation, export_dir(), kind)
-        except OSError as error:
-            self.notify(f"Not exported: {error}", severity="error", markup=False)
-        else:
-            self.notify(f"Exported to {path}", markup=False)
+        if conversation is not None:
+            export.save_and_notify(conversation, kind, self.notify)
 
 
-def _line(entry: Entry) -> Content:
-    age = time.time() - entry.updated
-    if age < 86_400:
-        when = time.strftime("%H:%M", time.localtime(entry.updated))
-    else:
-        when = time.strftime("%Y-%m-%d", time.localtime(entry.updated))
+def _line(entry: SessionEntry) -> Content:
+    form = "%H:%M" if time.time() - entry.updated < 86_400 else "%Y-%m-%d"
+    when = time.strftime(form, time.localtime(entry.updated))
     hit = f"\n    … {one_line(entry.hit, 70)}" if entry.hit else ""
     figures = f"   {when} · {entry.messages} messages" + (
         f" · {entry.model}" if entry.model else ""

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from textual.events import Click
-from textual.message import Message as Posted
+from textual.message import Message
+
+from dspark_mlx.stats import EngineStats
 
 from ..canvas import Canvas
+from ..display_text import fit, one_line, size
 from ..settings import Settings
-from ..state import LiveState
-from ..text import one_line, size
 from .chart import Chart
 
 _STAGES = {
@@ -34,7 +35,7 @@ class Tab:
 class TabBar(Chart):
     """``show(tabs, note)``; posts ``Chosen`` when a tab is clicked."""
 
-    class Chosen(Posted):
+    class Chosen(Message):
         def __init__(self, index: int) -> None:
             super().__init__()
             self.index = index
@@ -62,18 +63,13 @@ class TabBar(Chart):
         x, self._places = 1, [(-1, -1)] * first
         for tab in self._tabs[first : first + fits]:
             start = x
-            title = tab.title
-            while cell_len(title) > each:
-                title = title[:-2].rstrip() + "…"
-            label = f" {'●' if tab.busy else ''}{title} "
+            label = f" {'●' if tab.busy else ''}{fit(tab.title, each)} "
             x = canvas.text(x, 0, label, "active" if tab.active else "dim") + 1
             self._places.append((start, x))
         hidden = len(self._tabs) - fits
         if hidden > 0:
             x = canvas.text(x, 0, f"+{hidden}", "dim") + 1
-        while cell_len(note) > width - x - 2 and note:
-            note = note[:-2].rstrip() + "…" if len(note) > 2 else ""
-        canvas.right(0, note, "dim", width - 1)
+        canvas.right(0, fit(note, width - x - 2), "dim", width - 1)
         return canvas
 
     def on_click(self, event: Click) -> None:
@@ -82,25 +78,25 @@ class TabBar(Chart):
                 self.post_message(self.Chosen(index))
 
 
-def engine_note(live: LiveState, wanted: str, asked: Settings | None = None) -> str:
+def engine_note(stats: EngineStats, wanted: str, asked: Settings | None = None) -> str:
     """What the engine is doing, in a few words; ``wanted`` is the model asked for, if any.
 
-    ``asked``: the settings that the next reply is asked for with; None: as it was loaded.
+    ``asked`` holds the settings of the next reply; None stands for those of the load.
     """
-    if live.loading is not None:
-        step = live.loading
+    if stats.loading is not None:
+        step = stats.loading
         note = f"{_STAGES.get(step.stage, step.stage)} {step.detail}".strip()
         if step.total:
             note += f" {100 * step.done / step.total:.0f}%"
             if step.stage == "download":
                 note += f" of {size(step.total)}"
         return note + " (Esc cancels)"
-    if live.failure is not None:
-        return f"✗ {one_line(live.failure.message, 80)}"
-    if live.loaded is not None:
-        method, schedule = live.loaded.method, live.loaded.schedule
+    if stats.failure is not None:
+        return f"✗ {one_line(stats.failure.message, 80)}"
+    if stats.loaded is not None:
+        method, schedule = stats.loaded.method, stats.loaded.schedule
         if asked is not None:
             method = method if asked.method == "auto" else asked.method
             schedule = asked.schedule
-        return f"{one_line(live.loaded.model, 40)} · {method} · {schedule}"
+        return f"{one_line(stats.loaded.model, 40)} · {method} · {schedule}"
     return "starting" if wanted else "no model (F5)"

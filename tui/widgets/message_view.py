@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.events import Click
 from textual.geometry import Size
-from textual.message import Message as Posted
+from textual.message import Message
 from textual.reactive import Reactive
+from textual.widget import Widget
 from textual.widgets import Static
 
-from ..conversation import Message, stats_line
-from ..text import Cleaner, Parts, clean, code_blocks, split_thinking
+from ..conversation import ChatMessage, stats_line
+from ..display_text import Cleaner, ReplyParts, clean, code_blocks, split_thinking
 from .tokens import TokenText
 
 if TYPE_CHECKING:
     from .markdown import GrowingMarkdown
 
-Action = Literal["copy", "code", "edit", "regenerate"]
 _LINES, _CHARS = 14, 1600  # of a user's message shown before it is folded
 
 
-class Fold(Static, can_focus=False):
-    """A line that opens and closes what is below it, by click."""
+class ClickLine(Static, can_focus=False):
+    """A line of text that runs an action of ``owner`` when it is clicked."""
 
-    class Toggled(Posted):
-        pass
+    def __init__(self, owner: Widget, action: str, classes: str) -> None:
+        super().__init__("", classes=classes, markup=False)
+        self._owner, self._action = owner, action
 
-    def on_click(self, event: Click) -> None:
+    async def on_click(self, event: Click) -> None:
         event.stop()
-        self.post_message(self.Toggled())
+        await self.app.run_action(self._action, self._owner)
 
 
 def _key(key: str, action: str, name: str, id: str, help_text: str) -> Binding:
@@ -42,29 +42,36 @@ def _key(key: str, action: str, name: str, id: str, help_text: str) -> Binding:
 
 
 class MessageView(Vertical, can_focus=True):
-    """Shows a ``Message`` and follows it: ``refresh_message`` after every change."""
+    """Shows a message; ``refresh_message`` is to be called after every change of it."""
 
     BINDINGS: ClassVar = [
-        _key("c", "do('copy')", "Copy", "message.copy", "copy it"),
-        _key("y", "do('code')", "Copy code", "message.code", "copy its next code"),
-        _key("e", "do('edit')", "Edit", "message.edit", "edit it and send again"),
-        _key("r", "do('regenerate')", "Write again", "message.regenerate", "write it again"),
+        _key("c", "copy", "Copy", "message.copy", "copy it"),
+        _key("y", "copy_code", "Copy code", "message.code", "copy its next code"),
+        _key("e", "edit", "Edit", "message.edit", "edit it and send again"),
+        _key("r", "regenerate", "Write again", "message.regenerate", "write it again"),
         _key("t,enter", "unfold", "Open/close", "message.unfold", "open or close"),
         Binding("up,k", "app.focus_previous", "Previous", show=False),
         Binding("down,j", "app.focus_next", "Next", show=False),
     ]
 
-    class Asked(Posted):
-        """The reader wants something done with this message."""
+    class CopyWanted(Message):
+        """``text`` is to be copied; ``what`` names it."""
 
-        def __init__(self, view: MessageView, action: Action) -> None:
+        def __init__(self, text: str, what: str) -> None:
             super().__init__()
-            self.view, self.action = view, action
+            self.text, self.what = text, what
 
-    # What it grows by has been laid out when its size is told: no need to do that once more.
+    class ChangeWanted(Message):
+        """The message is to be edited, or else written again."""
+
+        def __init__(self, view: MessageView, edit: bool) -> None:
+            super().__init__()
+            self.view, self.edit = view, edit
+
+    # The children were laid out before the size is reported: no further layout is needed.
     virtual_size = Reactive(Size(0, 0))
 
-    def __init__(self, message: Message, show_origin: bool = False) -> None:
+    def __init__(self, message: ChatMessage, show_origin: bool = False) -> None:
         super().__init__(classes=f"message {message.role}")
         self.message = message
         self._origin = show_origin
@@ -73,17 +80,16 @@ class MessageView(Vertical, can_focus=True):
         self._taken = 0  # characters of message.text already cleaned
         self._fed = 0  # characters of the answer already in the Markdown
         self._open = False
-        self._code = 0
-        self._parts = Parts("", "")
-        self._composed = False
-        self._said: dict[Static, str] = {}  # what the small lines show
-        # Kept, as a reply asks for them with every round.
+        self._code = 0  # code blocks copied so far
+        self._parts = ReplyParts("", "")
+        self._ready = False
+        self._shown_lines: dict[Static, str] = {}  # what the small lines show
+        # Kept, because a reply uses them in every round.
         self._head, self._thought, self._note, self._user_text = (
             Static("", classes=name, markup=False) for name in ("head", "thought", "note", "body")
         )
-        self._fold = Fold("", classes="fold", markup=False)
-        self._answer: GrowingMarkdown | None = None
-        self._tokens: TokenText | None = None
+        self._fold = ClickLine(self, "unfold", "fold")
+        self._body: GrowingMarkdown | TokenText | None = None
 
     def compose(self) -> ComposeResult:
         if self.message.role == "user":
@@ -92,15 +98,15 @@ class MessageView(Vertical, can_focus=True):
             yield from (self._head, self._fold, self._thought, self._note)
 
     def on_mount(self) -> None:
-        self._composed = True
+        self._ready = True
         if self.message.role == "user":
             self._show_user()
         else:
             self.refresh_message()
 
     async def leave(self) -> None:
-        """Go from the screen; what still happens to the message is not shown any more."""
-        self._composed = False  # its lines go first
+        """Remove the view; later changes of the message are not shown."""
+        self._ready = False  # its lines are removed first
         await self.remove()
 
     # What is shown
@@ -112,19 +118,16 @@ class MessageView(Vertical, can_focus=True):
         hidden = len(text) > len(shown)
         self._head.update("You")
         self._user_text.update(text if self._open else shown)
-        fold = self._fold
-        fold.display = hidden
-        if hidden:
-            more = (
-                f"{len(lines) - _LINES:,} more lines"
-                if len(lines) > _LINES
-                else (f"{len(text) - len(shown):,} more characters")
-            )
-            fold.update("▾ Show less" if self._open else f"▸ {more}")
+        self._fold.display = hidden
+        if len(lines) > _LINES:
+            more = f"{len(lines) - _LINES:,} more lines"
+        else:
+            more = f"{len(text) - len(shown):,} more characters"
+        self._fold.update("▾ Show less" if self._open else f"▸ {more}")
 
     def refresh_message(self, waiting: str = "") -> None:
         """Bring the screen up to the message's present text and state."""
-        if self.message.role == "user" or not self._composed:
+        if self.message.role == "user" or not self._ready:
             return
         message = self.message
         if len(message.text) > self._taken:
@@ -134,7 +137,7 @@ class MessageView(Vertical, can_focus=True):
             self._clean += self._cleaner.end()
         self._parts = split_thinking(self._clean, message.expects_thinking)
         if not message.streaming and self._parts.thinking_open and not self._parts.thinking:
-            self._parts = Parts("", self._clean)
+            self._parts = ReplyParts("", self._clean)
         self._show_head(waiting)
         self._show_thought()
         if self._origin and message.spans:
@@ -149,7 +152,7 @@ class MessageView(Vertical, can_focus=True):
             head += f"  {waiting}" if waiting else "  writing…"
         elif line := stats_line(message.stats):
             head += f"  {line}"
-        self._say(self._head, head)
+        self._set_line(self._head, head)
         notes = {
             "stopped": "■ Stopped.",
             "length": "■ Cut at the token limit (max tokens or context).",
@@ -157,14 +160,14 @@ class MessageView(Vertical, can_focus=True):
             "error": f"✗ {clean(message.note)}",
         }
         note = self._note
-        self._say(note, notes.get(message.state, ""))
+        self._set_line(note, notes.get(message.state, ""))
         note.display = message.state in notes
         note.set_class(message.state == "error", "error")
 
-    def _say(self, line: Static, text: str) -> None:
+    def _set_line(self, line: Static, text: str) -> None:
         """Put ``text`` into a line; only a change, as every update lays the screen out again."""
-        if self._said.get(line) != text:
-            self._said[line] = text
+        if self._shown_lines.get(line) != text:
+            self._shown_lines[line] = text
             line.update(text)
 
     def _show_thought(self) -> None:
@@ -175,74 +178,69 @@ class MessageView(Vertical, can_focus=True):
             return
         words = len(parts.thinking.split())
         state = "Thinking…" if parts.thinking_open and self.message.streaming else "Thought"
-        self._say(fold, f"{'▾' if self._open else '▸'} {state} ({words:,} words)")
+        self._set_line(fold, f"{'▾' if self._open else '▸'} {state} ({words:,} words)")
         if thought.display:
-            self._say(thought, parts.thinking)
+            self._set_line(thought, parts.thinking)
 
     def _show_answer(self) -> None:
         # Deferred: parsing and highlighting are a third of the app's start.
         from .markdown import GrowingMarkdown
 
-        answer = self._parts.answer
-        if self._tokens is not None:
-            self._tokens.remove()
-            self._tokens = None
-        if self._answer is not None and self._fed > len(answer):  # what was shown became a thought
-            self._answer.remove()
-            self._answer = None
-        if self._answer is None:
-            if not answer:
-                return
-            self._answer = GrowingMarkdown(answer)
-            self.mount(self._answer, before=self._note)
-        elif len(answer) > self._fed:
-            self._answer.feed(answer[self._fed :])
+        answer, body = self._parts.answer, self._body
+        if isinstance(body, GrowingMarkdown) and self._fed <= len(answer):
+            body.feed(answer[self._fed :])
+        else:  # the first text, or what was shown became a thought
+            self._show_body(GrowingMarkdown(answer) if answer else None)
         self._fed = len(answer)
 
     def _show_tokens(self) -> None:
-        if self._answer is not None:
-            self._answer.remove()
-            self._answer = None
-        self._fed = 0
-        if self._tokens is None:
-            self._tokens = TokenText(self.message.spans)
-            self.mount(self._tokens, before=self._note)
+        if isinstance(self._body, TokenText):
+            self._body.extend(self.message.spans)
         else:
-            self._tokens.extend(self.message.spans)
+            self._show_body(TokenText(self.message.spans))
+
+    def _show_body(self, body: GrowingMarkdown | TokenText | None) -> None:
+        """Show ``body`` in place of the present one."""
+        if self._body is not None:
+            self._body.remove()
+        self._body = body
+        if body is not None:
+            self.mount(body, before=self._note)
 
     def show_origin(self, on: bool) -> None:
         """Colour tokens by origin, or show Markdown."""
-        self._origin = on
-        self.refresh_message()
+        if on != self._origin:
+            self._origin = on
+            self.refresh_message()
 
     # What can be done with it
 
-    def action_do(self, action: Action) -> None:
-        self.post_message(self.Asked(self, action))
+    def action_copy(self) -> None:
+        self.post_message(self.CopyWanted(self.message.text, "message"))
+
+    def action_copy_code(self) -> None:
+        """Copy the next code block, each in turn."""
+        if blocks := code_blocks(self.message.text):
+            number = self._code % len(blocks)
+            self._code += 1
+            what = f"code block {number + 1} of {len(blocks)}"
+            self.post_message(self.CopyWanted(blocks[number], what))
+
+    def action_edit(self) -> None:
+        self.post_message(self.ChangeWanted(self, edit=True))
+
+    def action_regenerate(self) -> None:
+        self.post_message(self.ChangeWanted(self, edit=False))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "do":
-            if parameters == ("edit",):
-                return self.message.role == "user"
-            if parameters == ("code",):
-                return bool(code_blocks(self.message.text))
-            if parameters == ("regenerate",):
-                return self.message.role == "assistant"
-        return True
+        if action == "copy_code":
+            return bool(code_blocks(self.message.text))
+        owner = {"edit": "user", "regenerate": "assistant"}.get(action)
+        return owner in (None, self.message.role)
 
-    @on(Fold.Toggled)
     def action_unfold(self) -> None:
         self._open = not self._open
         if self.message.role == "user":
             self._show_user()
         else:
             self._show_thought()
-
-    def next_code(self) -> tuple[str, int, int] | None:
-        """The next code block to copy, in turn: its text, its number, how many there are."""
-        blocks = code_blocks(self.message.text)
-        if not blocks:
-            return None
-        index = self._code % len(blocks)
-        self._code += 1
-        return blocks[index], index + 1, len(blocks)

@@ -1,13 +1,14 @@
-"""The live panel beside the chat: the charts that matter most, for one look."""
+"""The live panel beside the chat: the charts that matter most."""
 
 from __future__ import annotations
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 
+from dspark_mlx.stats import EngineStats
+
 from ..canvas import Canvas
 from ..charts import Draw, gauges, scheduling, timelines
-from ..state import LiveState
 from .chart import Chart
 
 # Rows of the panel: what stands in each, side by side, and how high it is.
@@ -26,12 +27,12 @@ HEIGHT = sum(height + 1 for _, height in _ROWS)
 
 
 class LivePanel(VerticalScroll, can_focus=False):
-    """Charts of ``live``; ``redraw`` after new events."""
+    """Charts of ``stats``; to be redrawn after new events."""
 
-    def __init__(self, live: LiveState) -> None:
+    def __init__(self, stats: EngineStats) -> None:
         super().__init__()
-        self._live = live
-        # All in one: ten widgets would cost more to paint than their charts to draw.
+        self._stats = stats
+        # One widget: to paint ten would cost more than to draw their charts.
         self._charts = Chart(self._draw)
         self._charts.styles.height = HEIGHT
 
@@ -43,7 +44,7 @@ class LivePanel(VerticalScroll, can_focus=False):
         for draws, high in _ROWS:
             wide = (width - len(draws) + 1) // len(draws)
             for n, draw in enumerate(draws):
-                canvas.place(n * (wide + 1), y, draw(self._live, wide, high))
+                canvas.place(n * (wide + 1), y, draw(self._stats, wide, high))
             y += high + 1
         return canvas
 

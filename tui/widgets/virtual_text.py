@@ -1,8 +1,8 @@
-"""A long text as one widget: parts that are laid out once for a width, and painted by the line.
+"""A long text as one widget: its parts are laid out once for a width and painted line by line.
 
-What a message shows grows with every round. As a tree of widgets each change
-would cost a layout of all of them; a sheet lays out its last part and paints
-the lines that changed, however long the text before them is.
+A message grows with every round. As a tree of widgets each change would lay out all of it; here
+only the last part is laid out again and only the lines that changed are painted, however long the
+text before them is.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from textual.geometry import Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
 
-from .inks import Inks, inks
-from .lined import Lined
+from .cached_lines import CachedLines
+from .rich_theme import RichTheme, rich_theme
 
 Part = TypeVar("Part")
 _NOTHING = Strip([])
 
 
-class Sheet(Lined, Generic[Part]):
-    """``put`` replaces the parts from a position on; ``lay`` makes the lines of one."""
+class VirtualText(CachedLines, Generic[Part]):
+    """``put`` replaces the parts from a position on; ``lay_out`` makes the lines of one part."""
 
-    DEFAULT_CSS = "Sheet { height: auto; padding: 0 2; }"
+    DEFAULT_CSS = "VirtualText { height: auto; padding: 0 2; }"
 
     def __init__(self, *, classes: str = "") -> None:
         super().__init__(classes=classes)
         self.parts: list[Part] = []
         self._lines: list[Strip] = []
         self._starts: list[int] = []  # first line of each part
-        self._width = 0  # that the lines are laid out for; 0: not at all
+        self._width = 0  # for which the lines are laid out; 0: not yet
         self._theme = ""
-        self._ink = Style()
-        self._inks: Inks | None = None
+        self._text_style = Style()
+        self._rich_theme: RichTheme | None = None
         self._selection: Selection | None = None
 
-    def lay(self, part: Part, width: int) -> list[Strip]:
+    def lay_out(self, part: Part, width: int) -> list[Strip]:
         """The lines of a part, each ``width`` cells wide."""
         raise NotImplementedError
 
     def joins(self, part: Part) -> bool:
-        """Whether a part's lines were one line before they were wrapped, for a copied selection."""
+        """Whether a part was one line before it was wrapped; a copied selection joins it again."""
         return False
 
     @property
-    def inks(self) -> Inks:
-        """What Rich's renderables are laid out with: the theme's colours."""
-        if self._inks is None:
-            self._inks = inks(self.app.theme_variables)
-        return self._inks
+    def rich_theme(self) -> RichTheme:
+        """The theme's colours, with which Rich lays out the text."""
+        if self._rich_theme is None:
+            self._rich_theme = rich_theme(self.app.theme_variables)
+        return self._rich_theme
 
     def put(self, at: int, parts: Sequence[Part]) -> None:
         """Show ``parts`` in place of those from position ``at`` on."""
@@ -65,7 +65,7 @@ class Sheet(Lined, Generic[Part]):
         old = self._lines[first:]
         del self._lines[first:], self._starts[at:]
         self._lay_from(at)
-        # Lines that look as before are the same objects, so that they are not finished again.
+        # Lines that look as before stay the same objects, so that they are not finished again.
         same = 0
         for was, now in zip(old, self._lines[first:], strict=False):
             if was != now:
@@ -80,7 +80,7 @@ class Sheet(Lined, Generic[Part]):
     def _lay_from(self, at: int) -> None:
         for part in self.parts[at:]:
             self._starts.append(len(self._lines))
-            self._lines += self.lay(part, self._width)
+            self._lines += self.lay_out(part, self._width)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         if width and width != self._width:
@@ -95,23 +95,23 @@ class Sheet(Lined, Generic[Part]):
     def notify_style_update(self) -> None:
         super().notify_style_update()
         if self.is_attached and self._theme != self.app.theme:
-            self._theme, self._width, self._inks = self.app.theme, 0, None
+            self._theme, self._width, self._rich_theme = self.app.theme, 0, None
             self.refresh(layout=True)
-        self._ink = Style(color=self.rich_style.color) if self.is_attached else Style()
+        self._text_style = Style(color=self.rich_style.color) if self.is_attached else Style()
 
     def prepare(self, size: Size) -> None:
         if size.width and size.width != self._width:
-            # Textual took the place of the lines from its memory of an earlier layout.
+            # Textual used the height that it remembered from an earlier layout.
             self._lay_anew(size.width)
             if len(self._lines) != size.height:
                 self.refresh(layout=True)
-        # On its way out it may be painted once more, without a screen.
+        # While it is being removed it may be painted once more, without a screen.
         self._selection = self.text_selection if self.is_attached else None
 
     def line(self, y: int) -> Strip:
         if y >= len(self._lines):
             return _NOTHING
-        strip, selection = self._lines[y].apply_style(self._ink), self._selection
+        strip, selection = self._lines[y].apply_style(self._text_style), self._selection
         if selection is not None and (span := selection.get_span(y)) is not None:
             strip = self._selected(strip, *span)
         return strip.apply_offsets(0, y)
@@ -123,10 +123,10 @@ class Sheet(Lined, Generic[Part]):
         text = strip.text
         left = cell_len(text[:start])
         right = strip.cell_length if end == -1 else cell_len(text[:end])
-        # The ground only: its colour for text is that of the ground, to be blended by Textual.
+        # Only the background: Textual would blend the text's colour with it.
         mark = Style(bgcolor=self.screen.get_component_rich_style("screen--selection").bgcolor)
         before, within, after = strip.divide([left, right, strip.cell_length])
-        # Over the text's own styles, hence not apply_style, which goes below them.
+        # Above the text's own styles; apply_style would go below them.
         marked = Strip(
             [segment._replace(style=(segment.style or Style()) + mark) for segment in within]
         )

@@ -1,8 +1,8 @@
-"""The conversations on disk: SQLite in WAL mode, one writer thread for what may wait.
+"""The conversations on disk: SQLite in WAL mode, and one writer thread for what may wait.
 
-What the user typed is committed before anything is generated; a reply being
-written is committed by ``later`` about once a second. A database that cannot be
-opened is set aside, never deleted, and the chat goes on.
+What the user typed is committed before anything is generated; a reply that is being written is
+committed about once a second by ``autosave``. A damaged database is set aside, never deleted, and
+the chat goes on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from . import paths
-from .conversation import Conversation, Message, Role, Span, State
+from .conversation import ChatMessage, Conversation, Role, Span, State
 
-_SCHEMA = """
+# Migration n takes a database from version n to n + 1 (``PRAGMA user_version``). Databases from
+# before versions were counted have version 0 and these tables already.
+_MIGRATIONS = (
+    """
 CREATE TABLE IF NOT EXISTS sessions (
     id INTEGER PRIMARY KEY,
     title TEXT NOT NULL DEFAULT '',
@@ -44,11 +47,12 @@ CREATE TABLE IF NOT EXISTS messages (
     created REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS messages_by_session ON messages(session, id);
-"""
+""",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SessionEntry:
     """One line of the list of sessions; ``hit`` shows where a search matched."""
 
     session: int
@@ -72,28 +76,25 @@ class SessionStore:
     def _open(self, path: Path | None) -> sqlite3.Connection:
         if path is not None:
             try:
-                paths.private(path.parent)
+                paths.make_private(path.parent)
                 return _connect(str(path))
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    self.problem = f"conversations are not saved: {path}: {error}"
-                else:
-                    return self._afresh(path)
-            except OSError as error:
-                self.problem = f"conversations are not saved: {path}: {error.strerror}"
+            except (sqlite3.OperationalError, OSError) as error:
+                self.problem = f"chats are not saved: {path}: {error}"
+            except sqlite3.DatabaseError:
+                return self._start_anew(path)
         return _connect(":memory:")
 
-    def _afresh(self, path: Path) -> sqlite3.Connection:
-        """A new database in place of a damaged one, which is set aside."""
+    def _start_anew(self, path: Path) -> sqlite3.Connection:
+        """Set a damaged database aside and open a new one in its place."""
         aside = path.with_name(f"{path.name}.broken-{int(time.time())}")
         for end in ("", "-wal", "-shm"):  # the last two belong to it, where they are
             with contextlib.suppress(FileNotFoundError):
                 path.with_name(path.name + end).replace(f"{aside}{end}")
-        self.problem = f"the saved conversations are damaged; kept as {aside}"
+        self.problem = f"the saved chats are damaged; kept as {aside}"
         return _connect(str(path))
 
     def _read(self, sql: str, values: Any = ()) -> list[Any]:
-        """All rows; none where the database turns out to be damaged, which is then set aside."""
+        """All rows; none if the database turns out to be damaged, which is then set aside."""
         with self._lock:
             try:
                 return self._db.execute(sql, values).fetchall()
@@ -101,7 +102,7 @@ class SessionStore:
                 if isinstance(error, sqlite3.OperationalError) or self._path is None:
                     raise
                 self._db.close()
-                self._db = self._afresh(self._path)
+                self._db = self._start_anew(self._path)
                 return []
 
     # Writing
@@ -109,40 +110,30 @@ class SessionStore:
     def save(self, conversation: Conversation, model: str = "") -> int:
         """Write the session row and every message not yet written; returns the session's id."""
         now = time.time()
+        values = (conversation.title, conversation.system, model, conversation.draft, now)
         with self._lock, self._db:
             if conversation.session is None:
-                cursor = self._db.execute(
-                    "INSERT INTO sessions (title, system, model, draft, created, updated)"
+                conversation.session = self._db.execute(
+                    "INSERT INTO sessions (title, system, model, draft, updated, created)"
                     " VALUES (?, ?, ?, ?, ?, ?)",
-                    (conversation.title, conversation.system, model, conversation.draft, now, now),
-                )
-                conversation.session = cursor.lastrowid
+                    (*values, now),
+                ).lastrowid
             else:
                 self._db.execute(
                     "UPDATE sessions SET title=?, system=?, model=?, draft=?, updated=? WHERE id=?",
-                    (
-                        conversation.title,
-                        conversation.system,
-                        model,
-                        conversation.draft,
-                        now,
-                        conversation.session,
-                    ),
+                    (*values, conversation.session),
                 )
             for message in conversation.messages:
                 if message.row is None:
-                    message.row = self._insert(conversation.session, message, now)
+                    message.row = self._db.execute(
+                        "INSERT INTO messages (session, role, text, state, note, stats, spans,"
+                        " thinking, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (conversation.session, message.role, *_columns(message), now),
+                    ).lastrowid
         assert conversation.session is not None
         return conversation.session
 
-    def _insert(self, session: int | None, message: Message, now: float) -> int | None:
-        return self._db.execute(
-            "INSERT INTO messages (session, role, text, state, note, stats, spans, thinking,"
-            " created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (session, message.role, *_columns(message), now),
-        ).lastrowid
-
-    def update(self, message: Message) -> None:
+    def update(self, message: ChatMessage) -> None:
         """Write a message's present text, state and figures."""
         if message.row is None:
             return
@@ -163,7 +154,7 @@ class SessionStore:
     def delete(self, session: int) -> None:
         self._write("DELETE FROM sessions WHERE id=?", (session,))
 
-    def forget(self, messages: list[Message]) -> None:
+    def forget(self, messages: list[ChatMessage]) -> None:
         """Remove messages that were replaced (regenerated, or after an edited turn)."""
         with self._lock, self._db:
             self._db.executemany(
@@ -174,13 +165,26 @@ class SessionStore:
         with self._lock, self._db:
             self._db.execute(sql, values)
 
+    def autosave(self, conversation: Conversation, model: str) -> None:
+        """Save what a growing reply and the draft have changed by since the last time."""
+        reply = conversation.reply
+        if reply and reply.streaming and reply.row and len(reply.text) != reply.saved_length:
+            reply.saved_length = len(reply.text)
+            self.later(self.update_text, reply.row, reply.text)
+        if conversation.draft != conversation.saved_draft:
+            conversation.saved_draft = conversation.draft
+            if conversation.session is not None:
+                self.later(self.save_draft, conversation.session, conversation.draft)
+            elif conversation.draft.strip():
+                self.save(conversation, model)
+
     def later(self, work: Callable[..., None], *values: object) -> Future[None]:
         """Run one of the methods above on the writer thread, in order."""
         return self._writer.submit(work, *values)
 
     # Reading
 
-    def entries(self, search: str = "", limit: int = 500) -> list[Entry]:
+    def entries(self, search: str = "", limit: int = 500) -> list[SessionEntry]:
         """Newest first; with ``search``, those whose title or any message contains it."""
         pattern = "%" + search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         rows = self._read(
@@ -211,7 +215,8 @@ class SessionStore:
         if not heads:
             return None
         title, system, draft = map(_text, heads[0])
-        return Conversation(session, title, system, draft, list(map(_message, rows)))
+        messages = list(map(_message, rows))
+        return Conversation(session, title, system, draft, messages, saved_draft=draft)
 
     def unsent(self) -> int | None:
         """The newest session, if it is nothing but a draft that was never sent."""
@@ -236,26 +241,34 @@ class SessionStore:
 
 
 def _connect(path: str) -> sqlite3.Connection:
+    """Open a database and bring it to the newest version.
+
+    Raises OperationalError for one that a newer program has changed.
+    """
     db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")
     try:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("PRAGMA foreign_keys=ON")
-        db.executescript(_SCHEMA)
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version > len(_MIGRATIONS):
+            raise sqlite3.OperationalError("a newer version of the program made it")
+        for number, script in enumerate(_MIGRATIONS[version:], version + 1):
+            db.executescript(f"BEGIN IMMEDIATE;{script};PRAGMA user_version={number};COMMIT;")
     except sqlite3.DatabaseError:
         db.close()
         raise
     return db
 
 
-def _entry(id: int, title: Any, model: Any, updated: Any, messages: int, hit: Any) -> Entry:
+def _entry(id: int, title: Any, model: Any, updated: Any, messages: int, hit: Any) -> SessionEntry:
     when = float(updated) if isinstance(updated, int | float) else 0.0
-    return Entry(id, _text(title), _text(model), when, messages, _text(hit))
+    return SessionEntry(id, _text(title), _text(model), when, messages, _text(hit))
 
 
-def _message(row: tuple[Any, ...]) -> Message:
-    """A message from its row; figures that cannot be read cost the figures, not the text."""
+def _message(row: tuple[Any, ...]) -> ChatMessage:
+    """A message from its row. If its figures cannot be read, its text is kept."""
     id, role, text, state, note, stats, spans, thinking = row
     try:
         figures = dict(json.loads(stats))
@@ -263,7 +276,7 @@ def _message(row: tuple[Any, ...]) -> Message:
     except (ValueError, TypeError):
         figures, marks = {}, []
     ended = state in get_args(State) and state != "streaming"
-    return Message(
+    return ChatMessage(
         role=role if role in get_args(Role) else "assistant",
         text=_text(text),
         state=state if ended else "interrupted",
@@ -279,7 +292,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _columns(message: Message) -> tuple[object, ...]:
+def _columns(message: ChatMessage) -> tuple[object, ...]:
     return (
         message.text,
         message.state,
