@@ -1,10 +1,10 @@
-"""What it saves to have the device begin on a step while the host still builds it.
+"""What it saves to have the device begin on a step while the host still builds its graph.
 
     python benchmarks/begin.py [--model M] [--widths 1,2,4,6] [--every 1,2,4,8] [--repeats N]
 
-A lazy backend computes nothing before it is asked to. Without ``begin`` the graph of
-the whole model is built first; with it every few layers are handed over as soon as they
-are built. One row; each way is compared with the step without in the same pass, and every other
+A lazy backend computes nothing before it is asked to. By default the graph of the whole model is
+built first; with ``eager`` every few layers are handed to the device as soon as they are built.
+One row. Each way is compared with the step without ``eager`` in the same pass, and every other
 pass runs backwards, so that a drift of the clock speed cancels out.
 """
 
@@ -16,7 +16,7 @@ from statistics import median
 
 from dspark_mlx.loading import LoadOptions, load_pair
 from dspark_mlx.model import taps
-from dspark_mlx.profiling.site import blank_rows
+from dspark_mlx.profiling.step_timer import blank_rows
 from dspark_mlx.registry import Registry
 
 import mlx.core as mx  # isort: skip  (after the package, which loads a fast BLAS first)
@@ -40,9 +40,9 @@ def main() -> None:
     def step(width: int, every: int) -> float:
         tokens = mx.full((1, width), 1, dtype=mx.int32)
         mx.eval(tokens)
-        taps.BEGIN_EVERY = every or 1
+        taps.EAGER_LAYERS = every or 1
         began = time.perf_counter()
-        logits, _ = target.forward(tokens, rows, begin=mx.async_eval if every else None)
+        logits, _ = target.forward(tokens, rows, eager=mx.async_eval if every else None)
         mx.eval(mx.argmax(logits, axis=-1), *rows.arrays)
         took = time.perf_counter() - began
         rows.trim_to([CONTEXT])

@@ -161,14 +161,16 @@ class _Panel:
 
     def _lines(self, chart: LineChart) -> list[str]:
         parts = []
-        for start, end, word in chart.bands:
+        for start, end, _ in chart.bands:
             a, b = self.x(start), self.x(end)
             parts.append(
                 f'<rect class="band" x="{a:.1f}" y="{TOP}" width="{max(0.0, b - a):.1f}" '
                 f'height="{self.base - TOP}"/>'
             )
-            parts.append(_text((a + b) / 2, TOP + 14, word, anchor="middle", kind="quiet"))
         parts += self._frame()
+        for start, end, word in chart.bands:
+            middle = (self.x(start) + self.x(end)) / 2
+            parts.append(_text(middle, TOP + 14, word, anchor="middle", kind="quiet"))
         for value in _ticks(self.x0, self.x1):
             parts.append(_text(self.x(value), self.base + 17, f"{value:g}", anchor="middle"))
         middle = (LEFT + self.right) / 2

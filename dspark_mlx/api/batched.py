@@ -129,6 +129,6 @@ def _logprobs(engine: Engine, request_id: str, ids: Sequence[int]) -> list[float
     if logits is None or not ids:
         return []
     logits = logits[: len(ids)].astype(mx.float32)
-    chosen = mx.take_along_axis(logits, mx.array(ids)[:, None], axis=-1)[:, 0]
-    values: list[float] = (chosen - mx.logsumexp(logits, axis=-1)).tolist()
-    return values
+    chosen = mx.take_along_axis(logits, mx.array(list(ids))[:, None], axis=-1)[:, 0]
+    values: Any = (chosen - mx.logsumexp(logits, axis=-1)).tolist()
+    return list(values)

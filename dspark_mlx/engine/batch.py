@@ -183,7 +183,7 @@ class Batch:
         if features is None or not taps:
             return None
         if len(mine) < len(self.sequences):
-            features = features[mx.array(mine)]
+            features = features[mx.array(list(mine))]
         if taps != self.taps:
             size = self._target.hidden_size
             starts = [self.taps.index(t) * size for t in taps]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import Any
 
 import mlx.core as mx
 
@@ -68,8 +69,8 @@ class InFlightStep:
         none: list[list[int]] = [[] for _ in self.views]
         drafted = self.draft.token_rows() if self.draft else none
         confidence = self.draft.confidence_rows() if self.draft else [[] for _ in self.views]
-        accepted: list[int] = self.verdict.accepted.tolist()
-        token: list[int] = self.verdict.token.tolist()
+        accepted: Any = self.verdict.accepted.tolist()
+        token: Any = self.verdict.token.tolist()
         return [
             RowResult(*row)
             for row in zip(drafted, confidence, self.schedule.lengths, accepted, token, strict=True)

@@ -148,6 +148,21 @@ def test_the_next_turn_prefills_what_is_new_in_both_models() -> None:
     assert tuple(ran.tokens) == plain_text("llama", turn, 12)
 
 
+def test_the_prompt_is_read_in_chunks_by_both_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the target has the beginning already and the drafter has not."""
+    proposer = drafter("llama")
+    engine = make_engine(toy_target("llama"), [proposer], prefill_chunk=8)
+    run_one(engine, request("plain", 50, max_tokens=2, ignore_eos=True, method="none"))
+    read: list[int] = []
+    prefill = proposer.prefill
+    monkeypatch.setattr(
+        proposer, "prefill", lambda row, ids, f: read.append(len(ids)) or prefill(row, ids, f)
+    )
+    ran = run_one(engine, request("drafted", 50, max_tokens=12, ignore_eos=True))
+    assert max(read) <= 8 and sum(read) == 49
+    assert tuple(ran.tokens) == plain_text("llama", tuple(prompt(50)), 12)
+
+
 def test_sampled_text_is_that_of_the_seed() -> None:
     for draft_sampling in ("greedy", "coupled"):
         sampling = SamplingParams(temperature=0.8, seed=4, draft_sampling=draft_sampling)
