@@ -64,7 +64,7 @@ def calibrate(
 
     Raises UsageError with too few rounds of a kind, or none at all.
     """
-    from ..schedule.calibration import MIN_ROUNDS, MIN_TESTED
+    from ..draft.dspark.calibration_fit import MIN_ROUNDS, MIN_TESTED
 
     result: dict[str, Any] = {}
     for name in KINDS:
@@ -114,7 +114,7 @@ def _scales(rounds: Sequence[Round], block: int, offsets: bool) -> Iterator[dict
     """Sequential temperature scaling of the confidences, and of their blend with the peaks."""
     import numpy as np
 
-    from ..schedule.calibration import blend, fit
+    from ..draft.dspark.calibration_fit import blend, fit
 
     confidence, peaks = np.full((len(rounds), block), 0.5), np.zeros((len(rounds), block))
     for i, r in enumerate(rounds):
@@ -153,7 +153,7 @@ def survivals(
     """Raw and calibrated survival of position k, and whether it stood."""
     import numpy as np
 
-    from ..schedule.calibration import apply
+    from ..draft.dspark.calibration_fit import apply
 
     seen = [r for r in rounds if r.drafted > k]
     raw = np.array([r.confidence[: k + 1] for r in seen])
@@ -169,7 +169,7 @@ def survivals(
 
 
 def measure(rounds: Sequence[Round], k: int, scale: dict[str, Any]) -> dict[str, Any]:
-    from ..schedule.calibration import auc, ece, log_loss
+    from ..draft.dspark.calibration_fit import auc, ece, log_loss
 
     raw, fixed, stood = survivals(rounds, k, scale)
     areas = [auc(p, stood) for p in (raw, fixed)]

@@ -82,7 +82,7 @@ def survival(rounds: Sequence[Round], block: int) -> list[float]:
 
 def honesty(rounds: Sequence[Round], block: int) -> list[dict[str, Any]]:
     """Per position: predicted and observed survival, ECE and AUC of the survival."""
-    from ..schedule.calibration import auc, ece
+    from ..draft.dspark.calibration_fit import auc, ece
 
     out = []
     for k, seen in enumerate(positions(rounds, block)):

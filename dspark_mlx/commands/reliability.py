@@ -39,7 +39,7 @@ def picture(rows: Sequence[Sequence[Diagram]]) -> str:
 
 
 def _diagram(diagram: Diagram, left: int, top: int) -> str:
-    from ..schedule.calibration import reliability
+    from ..draft.dspark.calibration_fit import reliability
 
     body = [
         f'<text x="{left}" y="{top - 8}">{diagram.title}</text>'
