@@ -85,7 +85,7 @@ def calibrate(
 
     Raises UsageError with too few rounds of a kind, or none at all.
     """
-    from ..schedule.calibration import MIN_ROUNDS, MIN_TESTED
+    from ..draft.dspark.calibration_fit import MIN_ROUNDS, MIN_TESTED
 
     result: dict[str, Any] = {}
     for name in KINDS:
@@ -137,7 +137,7 @@ def _fits(
     """Sequential temperature scaling of the confidences, and of their blend with the peaks."""
     import numpy as np
 
-    from ..schedule.calibration import blend, fit
+    from ..draft.dspark.calibration_fit import blend, fit
 
     confidence, peaks = np.full((len(rounds), block), 0.5), np.zeros((len(rounds), block))
     for i, r in enumerate(rounds):
@@ -180,7 +180,7 @@ def survivals(
     """Predicted survival of position k as drafted and calibrated, and 1.0 where it survived."""
     import numpy as np
 
-    from ..schedule.calibration import apply
+    from ..draft.dspark.calibration_fit import apply
 
     seen = [r for r in rounds if r.drafted > k]
     raw = np.array([r.confidence[: k + 1] for r in seen])
@@ -194,7 +194,7 @@ def survivals(
 
 def measure(rounds: Sequence[PlayedRound], k: int, scale: dict[str, Any]) -> dict[str, Any]:
     """How well the survival of position k is predicted, before and after ``scale``."""
-    from ..schedule.calibration import auc, ece, log_loss
+    from ..draft.dspark.calibration_fit import auc, ece, log_loss
 
     before, after, accepted = survivals(rounds, k, scale)
     return {
@@ -221,7 +221,7 @@ def write(folder: Path, result: dict[str, Any], tested: Sequence[PlayedRound]) -
 def reliability_chart(result: dict[str, Any], tested: Sequence[PlayedRound]) -> str:
     """An SVG with one row for each kind of reply and one diagram for each position."""
     from ..charts import LineChart, Series, page
-    from ..schedule.calibration import reliability
+    from ..draft.dspark.calibration_fit import reliability
 
     columns = max(len(part["positions"]) for part in result.values())
     charts: list[LineChart | None] = []

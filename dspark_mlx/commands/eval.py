@@ -131,7 +131,7 @@ def survival(rounds: Sequence[PlayedRound], block: int) -> list[float]:
 
 def calibration_errors(rounds: Sequence[PlayedRound], block: int) -> list[dict[str, Any]]:
     """Predicted and observed survival of each position, with ECE and AUC."""
-    from ..schedule.calibration import auc, ece
+    from ..draft.dspark.calibration_fit import auc, ece
     from ..training.rounds import by_position
 
     out = []
