@@ -42,6 +42,7 @@ NEW_ROWS = 2  # plain rounds until drafting is tried for new rows
 MEMORY = 16.0  # rounds over which the worth of a cut is averaged
 SHARE = 0.01  # of all time, most that drafting may lose against plain decoding
 CREDIT = 3.0  # plain rounds that may be lost before any time has passed
+HICCUP = 2.0  # plain rounds that one round may count as lost: a stall of the system is no loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ class Regret:
     def affords(self, loss: float, plain_seconds: float) -> bool:
         return self.lost + loss <= self.allowed + CREDIT * plain_seconds
 
-    def forgive(self) -> None:
-        """Allow the credit once more."""
-        self.lost = min(self.lost, self.allowed)
+    def forgive(self, credit: float = 0.0) -> None:
+        """Of what was lost beyond what may be, let only ``credit`` seconds count."""
+        self.lost = min(self.lost, self.allowed + credit)
 
     def observe(self, seconds: float, won: float) -> None:
         """A round of ``seconds``, which plain decoding would have taken ``won`` longer for."""
@@ -243,8 +244,9 @@ class Auto:
         won = 0.0
         if outcome.round_seconds > 0.0 and rows and self.prices.cost.known:
             if drafted and self._rule in ("optimum", "settled", "explore"):
-                plain = self.prices.plain(rows) / len(rows)
-                won = sum(outcome.committed) * plain - outcome.round_seconds
+                plain = self.prices.plain(rows)
+                won = sum(outcome.committed) * plain / len(rows) - outcome.round_seconds
+                won = max(won, -HICCUP * plain)
             self.regret.observe(outcome.round_seconds, won)
         moves = self.prices.moves
         self.prices.observe(outcome)
@@ -267,6 +269,8 @@ class Auto:
         present = {row.request_id for row in rows}
         if not present <= self._rows:
             self._wait, self._left = WAITS[0], min(self._left, NEW_ROWS)
+            if self.prices.cost.known:  # enough for one more trial
+                self.regret.forgive((CREDIT - 1.0) * self.prices.plain(rows))
         self._rows = present
 
     def _learn_cuts(self, gains: Floats, way: Way, rows: Sequence[RowView]) -> None:
