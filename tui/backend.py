@@ -111,7 +111,7 @@ def _failed(error: Exception) -> Failed:
     if isinstance(error, DsparkError):
         return Failed(error.message, error.hint)
     if isinstance(error, ImportError):
-        return Failed(f"the engine cannot start: {error}", "reinstall dspark-mlx")
+        return Failed(f"the engine cannot start: {error}", "reinstall dspark-chat")
     return Failed(f"the engine cannot start: {type(error).__name__}: {error}")
 
 

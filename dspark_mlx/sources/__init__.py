@@ -106,6 +106,6 @@ def _hint(source: Source, path: Path) -> str:
         case WheelSource():
             return f"delete {path} and fetch it again"
         case PackageSource():
-            return "install dspark-mlx again"
+            return "install dspark-chat again"
         case FolderSource():
             return "check the path, or give a name from `dspark models`"
