@@ -61,6 +61,7 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/deptry --no-ansi .
 
 test: lint model
 	$(PY) -m pytest -q -n 2 --dist loadfile
