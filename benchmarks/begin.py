@@ -1,10 +1,10 @@
-"""What it saves to have the device begin on a step while the host still builds it.
+"""What it saves to have the device begin on a step while the host still builds its graph.
 
     python benchmarks/begin.py [--model M] [--widths 1,2,4,6] [--every 1,2,4,8] [--repeats N]
 
-A lazy backend computes nothing before it is asked to. Without ``begin`` the graph of
-the whole model is built first; with it every few layers are handed over as soon as they
-are built. One row; each way is compared with the step without in the same pass, and every other
+A lazy backend computes nothing before it is asked to. By default the graph of the whole model is
+built first; with ``eager`` every few layers are handed to the device as soon as they are built.
+One row. Each way is compared with the step without ``eager`` in the same pass, and every other
 pass runs backwards, so that a drift of the clock speed cancels out.
 """
 
@@ -16,7 +16,7 @@ from statistics import median
 
 from dspark_mlx.loading import LoadOptions, load_pair
 from dspark_mlx.model import taps
-from dspark_mlx.profiling.site import blank_rows
+from dspark_mlx.profiling.step_timer import blank_rows
 from dspark_mlx.registry import Registry
 
 import mlx.core as mx  # isort: skip  (after the package, which loads a fast BLAS first)

@@ -49,24 +49,24 @@ class Measured(chat_app.ChatApp):
     keys: tuple[str, ...] = ()
     result = Path()
     pause = 0.0
-    _start: tuple[float, float, float] | None = None
+    _begun: tuple[float, float, float] | None = None
 
-    async def pump(self) -> None:
-        if self._start and self.pause and stretch(time.time(), self.pause) % 2:
+    async def tick(self) -> None:
+        if self._begun and self.pause and stretch(time.time(), self.pause) % 2:
             return
-        await super().pump()
-        samples, active = self.live.samples, bool(self.live.active)
-        if self._start is None and len(samples) > 1:
+        await super().tick()
+        samples, active = self.stats.samples, bool(self.stats.active)
+        if self._begun is None and len(samples) > 1:
             for key in self.keys:
                 self.simulate_key(key)
-            self._start = _now()
-        elif self._start is not None and not active and self.live.requests:
-            spent = [b - a for a, b in zip(self._start, _now(), strict=True)]
+            self._begun = _now()
+        elif self._begun is not None and not active and self.stats.requests:
+            spent = [b - a for a, b in zip(self._begun, _now(), strict=True)]
             host = sum(s.host_seconds for s in samples) / sum(s.round_seconds for s in samples)
             tokens = sum(s.tokens for s in samples)
-            rounds = [(s.time, s.verified) for s in samples]
+            rounds = [(s.time, s.scheduled) for s in samples]
             self.result.write_text(json.dumps([*spent, host, len(samples), tokens, rounds]))
-            self._start = None
+            self._begun = None
             self.exit()
 
 

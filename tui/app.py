@@ -1,7 +1,8 @@
-"""The chat application: owns backend, store, settings and live state, and beats the pump.
+"""The chat application: its start and end, the engine's events, models and settings.
 
-Events are drained on a timer, never pushed by another thread. Screens other
-than the chat are imported when first opened.
+The app owns what all screens share and knows the screens; no screen knows the app. They are given
+what they need and post messages. Events are fetched on a timer, never pushed by another thread.
+Screens other than the chat are imported when they are first opened.
 """
 
 from __future__ import annotations
@@ -12,46 +13,44 @@ import dataclasses
 import os
 import signal
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from textual.app import App
+from textual import on
 from textual.binding import Binding
 from textual.driver import Driver
-from textual.drivers.linux_driver import LinuxDriver
 
 from dspark_mlx.errors import DsparkError
 from dspark_mlx.events import Failed, Loaded, Notice
 from dspark_mlx.registry import DEFAULT_MODEL, Registry
+from dspark_mlx.stats import EngineStats
 
-from . import clipboard, crash, export, opening, paths, themes
-from .backend import Backend
-from .commands import ChatCommands
-from .conversation import Conversation
-from .engine import Engine
-from .pasting import PasteDriver
-from .screens.chat import ChatScreen
-from .sessions import SessionStore
-from .settings import SettingsFile
-from .state import LiveState
+from . import clipboard, paths, textual_patches, themes
+from .engine_client import EngineClient
+from .palette import ChatCommands
+from .screens.chat_screen import ChatScreen
+from .session_store import SessionStore
+from .settings import Preferences, Settings
+from .textual_patches.lifecycle import LifecycleApp
+from .widgets.chart import Painted
+from .widgets.message_view import MessageView
+from .widgets.prompt_box import PromptBox
 
-BEAT = 1 / 12  # seconds between two looks at the engine's events
-_QUIT_SECONDS = 4.0
+TICK_SECONDS = 1 / 12  # between two looks at the engine's events
+_QUIT_SECONDS = 4.0  # within which a second Ctrl+C quits
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """What the command line asked for. ``pinned``: settings given there, not to be kept."""
+class StartOptions:
+    """What the command line asked for: a first message, a saved session to open."""
 
     prompt: str = ""
     session: int | None = None
-    pinned: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class ChatApp(App[None]):
+class ChatApp(LifecycleApp):
     CSS_PATH = "app.tcss"
     TITLE = "dspark-chat"
     COMMANDS: ClassVar = {ChatCommands}
@@ -65,49 +64,32 @@ class ChatApp(App[None]):
 
     def __init__(
         self,
-        backend: Backend,
+        engine: EngineClient,
         store: SessionStore,
-        settings_file: SettingsFile,
-        start: Start | None = None,
+        preferences: Preferences,
+        start: StartOptions | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self.environ = os.environ if environ is None else environ
-        self.live = LiveState()
         super().__init__()
-        self.backend, self.store = backend, store
-        self.engine = Engine(backend, self.live)
-        self.start = start or Start()
-        self.settings_file = settings_file
-        self._kept = settings_file.load()  # as on disk; settings adds the command line's
-        self.settings = dataclasses.replace(self._kept, **self.start.pinned)
-        self.inputs: list[str] = []
-        self._interrupted = -_QUIT_SECONDS
-        self.keep_model = ""  # chosen, and kept once it has loaded
-        self._load_next: str | None = None  # a model that waits for replies to end
-        self.crash = ""
+        self.engine, self.store, self.preferences = engine, store, preferences
+        self.stats = EngineStats()
+        self.environ = os.environ if environ is None else environ
+        self.chat = ChatScreen(engine, self.stats, store, preferences)
+        self.crash = ""  # the line to print after a crash
         self.leaving = False
+        self._start = start or StartOptions()
+        self._interrupted = -_QUIT_SECONDS
+        self._chosen_model = ""  # becomes the default once it has loaded
+        self._load_next: str | None = None  # a model that waits for the replies to end
         self.register_theme(themes.DARK)
         self.register_theme(themes.LIGHT)
-        self.theme = self._theme_name(self.settings.theme)
-
-    @property
-    def replaying(self) -> bool:
-        return self.engine.replay is not None
-
-    @property
-    def chat(self) -> ChatScreen:
-        return next(screen for screen in self.screen_stack if isinstance(screen, ChatScreen))
-
-    @property
-    def model_name(self) -> str:
-        return self.live.loaded.model if self.live.loaded else self.engine.wanted
+        self.theme = self._theme_name(preferences.now.theme)
 
     def get_driver_class(self) -> type[Driver]:
-        usual = super().get_driver_class()
-        return PasteDriver if usual is LinuxDriver else usual
+        return textual_patches.driver_class(super().get_driver_class())
 
     def get_default_screen(self) -> ChatScreen:
-        return ChatScreen()
+        return self.chat
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return themes.chart_colours(self.current_theme.dark, self.no_color)
@@ -115,147 +97,139 @@ class ChatApp(App[None]):
     def _theme_name(self, wanted: str) -> str:
         return wanted if wanted in self.available_themes else themes.preferred(self.environ)
 
-    # Life
+    # Start and end
 
     def on_mount(self) -> None:
         for name in ("SIGTERM", "SIGHUP"):
             # Not in a thread (tests), not on every system.
             with contextlib.suppress(RuntimeError, ValueError, NotImplementedError, AttributeError):
                 asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.exit)
-        self.set_keymap(dict(self.settings.keys))
+        self.set_keymap(dict(self.preferences.now.keys))
         self.call_after_refresh(self._begin)
 
     async def _begin(self) -> None:
-        """After the first paint: read the history, load the model, send the first prompt."""
-        self.inputs.extend(self.store.inputs())
-        for problem in (self.store.problem, *self.settings_file.problems):
+        """After the first paint: read the history, load the model, send the first message."""
+        self.chat.inputs.extend(self.store.inputs())
+        for problem in (self.store.problem, *self.preferences.file.problems):
             if problem:
                 self.notify(problem, severity="warning", markup=False, timeout=10)
-        if self.start.session is not None:
-            conversation = self.store.load(self.start.session)
-            if conversation is not None:
-                await self.chat.open(conversation)
-        self._pump_timer = self.set_interval(BEAT, self.pump)
-        self.first_load()
+        await self.chat.open_session(self._start.session)
+        self.set_interval(TICK_SECONDS, self.tick)
+        self._first_load()
         self.engine.release()
-        if self.start.prompt and self.engine.wanted:
-            await self.chat.turns.ask(self.chat.pane, self.start.prompt)
-        elif self.start.prompt:  # kept until there is a model to ask
-            self.chat.pane.prompt.put(self.start.prompt)
+        if self._start.prompt and self.engine.wanted:
+            await self.chat.ask(self.chat.pane, self._start.prompt)
+        elif self._start.prompt:  # kept until there is a model to ask
+            self.chat.pane.prompt.put(self._start.prompt)
 
-    def first_load(self) -> None:
-        """Load what was chosen, or the default if it is here; else offer the choice."""
-        if self.replaying or self.settings.model:
-            self.load(self.settings.model)
-            return
-        try:
-            here = self._on_disk(DEFAULT_MODEL)
-        except DsparkError as error:
-            self.notify(str(error), severity="error", markup=False)
-            return
-        if here:
-            self.load(DEFAULT_MODEL)
-        else:
-            self.action_models(first=True)
+    def _first_load(self) -> None:
+        """Load the chosen model, or the default if it is on disk; else offer the choice."""
+        model = self.preferences.now.model
+        if not model and self.engine.replay is None:
+            from .screens.model_picker import on_disk
 
-    def _on_disk(self, model: str) -> bool:
-        from .screens.models import on_disk
+            try:
+                here = on_disk(Registry.load().resolve(DEFAULT_MODEL), drafter=False)
+            except DsparkError as error:
+                self.notify(str(error), severity="error", markup=False)
+                return
+            if not here:
+                self.action_models(first=True)
+                return
+            model = DEFAULT_MODEL
+        self.load(model)
 
-        return on_disk(Registry.load().resolve(model), drafter=False)
+    def exit(self, *values: Any, **named: Any) -> None:
+        self.before_shutdown()
+        super().exit(*values, **named)
 
-    async def _shutdown(self) -> None:
-        self.leaving = True  # also where nobody called exit()
-        with contextlib.suppress(Exception):
-            self.chat.save_now()  # the last second; later there are no panes any more
-        await super()._shutdown()
+    def before_shutdown(self) -> None:
+        if not self.leaving:
+            self.leaving = True
+            with contextlib.suppress(Exception):  # nothing may keep the app from ending
+                self.chat.save_now()
+
+    def crashed(self, report: str) -> None:
+        self.crash = paths.log_crash(report)
 
     async def on_unmount(self) -> None:
-        await asyncio.to_thread(self.backend.close)
+        await asyncio.to_thread(self.engine.close)
         self.store.close()
-
-    def _fatal_error(self) -> None:
-        """A fault of ours: the traceback goes to the log, one line to the terminal."""
-        self.crash = crash.note(traceback.format_exc())
-        self._close_messages_no_wait()
 
     # The engine
 
-    async def pump(self) -> None:
+    async def tick(self) -> None:
+        """Fetch the engine's events, bring the chat up to them, paint what is due."""
         if self.leaving:
             return
         events = self.engine.drain()
         for event in events:
-            self.live.apply(event)
-            if isinstance(event, Loaded) and self.keep_model == self.engine.wanted:
-                self.change(model=self.keep_model)  # for the next start, too
-                self.keep_model = ""
+            self.stats.apply(event)
+            if isinstance(event, Loaded) and self._chosen_model == self.engine.wanted:
+                self.change(model=self._chosen_model)  # for the next start, too
+                self._chosen_model = ""
             if isinstance(event, Failed):
                 text = f"{event.message}\n{event.hint}" if event.hint else event.message
                 self.notify(text, severity="error", title="Engine", markup=False, timeout=15)
             elif isinstance(event, Notice):
                 self.notify(event.message, markup=False)
-        if self._load_next is not None and not self.live.active:
+        if self._load_next is not None and not self.stats.active:
             model, self._load_next = self._load_next, None
-            self.load(model)  # once: it may have gone since it was chosen
+            self.load(model)  # asked for once: it may have gone since it was chosen
         try:
             if events:
-                await self.chat.take(events)
-                self.chat.tell()
-            beat = getattr(self.screen, "beat", None)
-            if beat is not None:
-                beat(news=bool(events))
+                await self.chat.handle_events(events)
+            if isinstance(self.screen, Painted):
+                self.screen.tick(news=bool(events))
         except Exception:
-            if not self.leaving:  # else the screen is being taken down around us
+            if not self.leaving:  # else the screen is being taken down meanwhile
                 raise
 
     def load(self, model: str) -> bool:
-        """Have ``model`` loaded, once no reply is being written; False if none is so named."""
-        live = self.live
-        later = bool(live.loaded and live.active and not live.loading)
+        """Load ``model`` once no reply is being written; returns False if it is unknown."""
+        later = bool(self.stats.loaded and self.stats.active and not self.stats.loading)
         try:
             if later:
                 self.engine.check(model)
             else:
-                self.engine.load(model, self.settings)
+                self.engine.load(model, self.preferences.now)
+                self.stats.failure = None
         except DsparkError as error:
+            if not later:
+                self.stats.apply(Failed(error.message, error.hint))
             self.notify(str(error), severity="error", markup=False, timeout=15)
             return False
         finally:
-            self.chat.tell()
+            self.chat.update_tabs()
         self._load_next = model if later else None
         if later:
             self.notify("Takes effect when the reply has ended. Esc on the chat ends it now.")
         return True
 
-    def save(self, conversation: Conversation) -> None:
-        """Put the conversation on disk now; a full disk is told and does not stop the chat."""
-        try:
-            self.store.save(conversation, self.model_name)
-        except Exception as error:
-            self.notify(f"Not saved: {error}", severity="error", markup=False)
-
-    def exit(self, *values: Any, **named: Any) -> None:
-        self.leaving = True
-        super().exit(*values, **named)
-
     # Settings
 
     def change(self, **values: Any) -> None:
-        """Change settings for now and for the next start."""
-        before = self.settings
-        self.settings = dataclasses.replace(before, **values)
-        self._kept = dataclasses.replace(self._kept, **values)
+        """Change settings for now and for the next start, and have the change take effect."""
+        before = self.preferences.now
         try:
-            self.settings_file.save(self._kept)
+            self.preferences.change(**values)
         except OSError as error:
             self.notify(f"Settings not saved: {error}", severity="warning", markup=False)
-        if before.theme != self.settings.theme:
-            self.theme = self._theme_name(self.settings.theme)
-        if before.keys != self.settings.keys:
-            self.set_keymap(dict(self.settings.keys))
-        if before.schedule != self.settings.schedule and self.live.loaded:
-            self.backend.set_schedule(self.settings.schedule)
-        self.chat.tell()
+        now = self.preferences.now
+        if before.theme != now.theme:
+            self.theme = self._theme_name(now.theme)
+        if before.keys != now.keys:
+            self.set_keymap(dict(now.keys))
+        if before.schedule != now.schedule and self.stats.loaded:
+            self.engine.set_policy(now.schedule)
+        self.chat.show_settings()
+
+    @on(ChatScreen.SettingsWanted)
+    def settings_wanted(self, event: ChatScreen.SettingsWanted) -> None:
+        self.change(**event.values)
+
+    def action_set_theme(self, name: str) -> None:
+        self.change(theme=name)
 
     # Actions
 
@@ -265,7 +239,7 @@ class ChatApp(App[None]):
             self._interrupted = -_QUIT_SECONDS
             return
         if selected := self.screen.get_selected_text():
-            self.copy_text(selected, "selection")
+            self.copy(selected, "selection")
             self.screen.clear_selection()
             return
         now = time.monotonic()
@@ -275,7 +249,11 @@ class ChatApp(App[None]):
         self._interrupted = now
         self.notify("Press Ctrl+C again to quit.", timeout=_QUIT_SECONDS)
 
-    def copy_text(self, text: str, what: str = "message") -> None:
+    @on(MessageView.CopyWanted)
+    def copy_wanted(self, event: MessageView.CopyWanted) -> None:
+        self.copy(event.text, event.what)
+
+    def copy(self, text: str, what: str) -> None:
         if not text:
             return self.notify(f"Nothing to copy: the {what} is empty.")
 
@@ -286,36 +264,67 @@ class ChatApp(App[None]):
 
         self.run_worker(work(), group="copy")
 
-    def action_monitor(self) -> None:
-        opening.monitor(self)
-
-    def action_sessions(self) -> None:
-        opening.sessions(self)
-
-    def action_models(self, first: bool = False) -> None:
-        opening.models(self, first)
-
-    def action_settings(self) -> None:
-        opening.settings(self)
-
-    def action_help(self) -> None:
-        opening.help_screen(self)
-
-    def action_system_prompt(self) -> None:
-        opening.system_prompt(self)
-
-    def action_rename(self) -> None:
-        opening.rename(self)
-
-    def action_export(self, kind: str) -> None:
-        try:
-            path = export.save(self.chat.pane.conversation, paths.export_dir(), kind)
-        except OSError as error:
-            self.notify(f"Not exported: {error}", severity="error", markup=False)
-        else:
-            self.notify(f"Exported to {path}", markup=False)
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "replay":
+            return self.engine.replay is not None
+        return super().check_action(action, parameters)
 
     def action_replay(self, what: str) -> None:
         """Pause a recording, play it ``faster`` or ``slower``, or ``restart`` it."""
         if self.engine.replay is not None:
             self.notify(f"Recording: {self.engine.replay.control(what)}")
+
+    # Screens
+
+    def action_monitor(self) -> None:
+        from .screens.monitor import MonitorScreen
+
+        self.push_screen(MonitorScreen(self.stats))
+
+    def action_models(self, first: bool = False) -> None:
+        """The model picker; the chosen model is loaded. ``first``: there is no model yet."""
+        from .screens.model_picker import ModelPicker
+
+        def chosen(model: str | None) -> None:
+            if model and self.engine.replay is not None:
+                self.notify("A recording plays without a model.")
+            elif model and self.load(model):
+                self._chosen_model = model
+
+        self.push_screen(ModelPicker(self.engine.wanted, first), chosen)
+
+    def action_settings(self) -> None:
+        """The settings form; what changed is kept and takes effect, if need be by a load."""
+        from .screens.settings_form import SettingsForm
+
+        def done(wanted: Settings | None) -> None:
+            if wanted is None:
+                return
+            now = self.preferences.now
+            names = [field.name for field in dataclasses.fields(wanted)]
+            values = {name: getattr(wanted, name) for name in names}
+            self.change(**{n: value for n, value in values.items() if value != getattr(now, n)})
+            if self.engine.needs_load(wanted):
+                self.load(wanted.model or DEFAULT_MODEL)
+
+        actions = sorted(action for _, _, action in self._keys())
+        self.push_screen(
+            SettingsForm(self.preferences.now, sorted(self.available_themes), actions), done
+        )
+
+    def action_help(self) -> None:
+        from .screens.help_page import HelpPage
+
+        self.push_screen(HelpPage(self._keys()))
+
+    def _keys(self) -> list[tuple[str, str, str]]:
+        """Every binding that can be set: its key now, what it does, its name in the settings."""
+        from .screens.monitor import MonitorScreen
+
+        keys = self.preferences.now.keys
+        return [
+            (keys.get(binding.id, binding.key), binding.tooltip or binding.description, binding.id)
+            for owner in (PromptBox, ChatScreen, ChatApp, MessageView, MonitorScreen)
+            for binding in owner.BINDINGS
+            if isinstance(binding, Binding) and binding.id
+        ]

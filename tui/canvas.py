@@ -1,7 +1,7 @@
 """A small drawing surface of terminal cells: text, braille lines, block bars.
 
-Pure: styles are names ("draft", "axis"), turned into colours by the widget that
-shows the canvas. Coordinates are cells, or dots (2 x 4 to a cell) where said so.
+Styles are names ("draft", "axis"), which the widget that shows the canvas turns into colours.
+Coordinates are cells; ``dot`` and ``segment`` take dots, of which a cell has 2 x 4.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Canvas:
         self.text(x, y, text, style)
 
     def stacked(self, x: int, y: int, width: int, parts: Sequence[tuple[float, str, str]]) -> None:
-        """``(share, character, style)`` side by side; whole cells, the rounding kept in sum."""
+        """``(share, character, style)`` side by side; rounding errors do not add up."""
         total, start = 0.0, 0
         for share, char, style in parts:
             total += share
@@ -90,7 +90,7 @@ class Canvas:
             start = end
 
     def place(self, x: int, y: int, other: Canvas) -> None:
-        """Put ``other`` upon this one, its top left corner at (x, y)."""
+        """Draw ``other`` over this canvas, with its top left corner at (x, y)."""
         wide = min(other.width, self.width - x)
         for row in range(min(other.height, self.height - y)):
             self._chars[y + row][x : x + wide] = other._chars[row][:wide]

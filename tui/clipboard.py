@@ -1,4 +1,4 @@
-"""Copying that really copies: the system's own tool here, the terminal's escape over SSH."""
+"""Copies text: with the system's own tool, or over SSH with the terminal's escape sequence."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def remote(environ: Mapping[str, str]) -> bool:
 
 
 def tool(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The command that fills the clipboard the user sees, or None: the terminal must do it.
+    """The command that fills the clipboard the user sees; None if the terminal must do it.
 
-    Over SSH a local tool would fill the clipboard of the wrong machine. At
-    home Terminal.app ignores the escape sequence, so the tool goes first.
+    Over SSH a tool would fill the clipboard of the wrong machine. On the user's own machine the
+    tool goes first, as Terminal.app ignores the escape sequence.
     """
     if remote(environ):
         return None

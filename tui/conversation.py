@@ -1,8 +1,7 @@
 """One conversation: its messages, and how engine events turn into text.
 
-Pure: no Textual, no database. The assistant's text is kept exactly as it was
-produced, thoughts and all, because the next turn's prompt must repeat it for
-the engine's cache to fit.
+Pure: no Textual, no database. The assistant's text is kept exactly as it was produced, thoughts
+included: the next prompt must repeat it, so that the engine can reuse its cache.
 """
 
 from __future__ import annotations
@@ -14,18 +13,28 @@ from typing import Any, Literal
 from dspark_mlx.events import Event, Finished, Prefill, Queued, StepDone
 from dspark_mlx.request import Request
 
+from .display_text import one_line
 from .settings import Settings
-from .text import one_line
 
 Role = Literal["user", "assistant"]
 # streaming: being written; interrupted: was streaming when the program ended.
 State = Literal["done", "streaming", "stopped", "length", "error", "interrupted"]
 Span = tuple[str, str, float | None]  # text, origin ("draft", "target"), confidence
+_STATES: dict[str, State] = {
+    "stop": "done",
+    "length": "length",
+    "cancelled": "stopped",
+    "error": "error",
+}
+_FIGURES = (
+    *("prompt_tokens", "reused_tokens", "first_token_seconds"),
+    *("rounds", "scheduled", "accepted", "method", "seed"),
+)
 
 
 @dataclass(slots=True)
-class Message:
-    """``text`` is raw; ``spans`` cut it by origin, where known; ``note`` explains an error."""
+class ChatMessage:
+    """One turn. ``text`` is raw; ``spans`` are its tokens, if known; ``note`` explains an error."""
 
     role: Role
     text: str = ""
@@ -35,6 +44,7 @@ class Message:
     spans: list[Span] = field(default_factory=list)
     expects_thinking: bool = False
     row: int | None = None  # in the database
+    saved_length: int = 0  # characters of a growing reply that are in the database
 
     @property
     def streaming(self) -> bool:
@@ -49,29 +59,30 @@ class Conversation:
     title: str = ""
     system: str = ""
     draft: str = ""
-    messages: list[Message] = field(default_factory=list)
+    messages: list[ChatMessage] = field(default_factory=list)
     active: str | None = None
     waiting: str = ""  # what the engine does before the first token
+    saved_draft: str = ""  # the draft as it is in the database
 
     @property
     def name(self) -> str:
         return self.title or "New chat"
 
     @property
-    def reply(self) -> Message | None:
+    def reply(self) -> ChatMessage | None:
         """The assistant's last message."""
         last = self.messages[-1] if self.messages else None
         return last if last and last.role == "assistant" else None
 
-    def ask(self, text: str) -> Message:
-        message = Message("user", text)
+    def ask(self, text: str) -> ChatMessage:
+        message = ChatMessage("user", text)
         self.messages.append(message)
         if not self.title:
             self.title = one_line(text, 48)
         return message
 
     def history(self) -> tuple[Mapping[str, str], ...]:
-        """The turns to send; replies that never began are left out with nothing in their place."""
+        """The turns to send, without replies that have no text."""
         turns: list[Mapping[str, str]] = []
         if self.system.strip():
             turns.append({"role": "system", "content": self.system})
@@ -95,20 +106,20 @@ class Conversation:
         self.open_reply(request_id, settings.think is not False)
         return request
 
-    def open_reply(self, request_id: str, expects_thinking: bool = False) -> Message:
-        message = Message("assistant", state="streaming", expects_thinking=expects_thinking)
+    def open_reply(self, request_id: str, expects_thinking: bool = False) -> ChatMessage:
+        message = ChatMessage("assistant", state="streaming", expects_thinking=expects_thinking)
         self.messages.append(message)
         self.active, self.waiting = request_id, "waiting for the engine"
         return message
 
-    def truncate(self, position: int) -> list[Message]:
+    def truncate(self, position: int) -> list[ChatMessage]:
         """Drop the messages from ``position`` on; returns them."""
         dropped = self.messages[position:]
         del self.messages[position:]
         return dropped
 
     def apply(self, event: Event) -> bool:
-        """Take in an event of this conversation's request; whether anything changed."""
+        """Take in an event of this conversation's request; returns whether anything changed."""
         message = self.reply
         if self.active is None or message is None:
             return False
@@ -132,41 +143,21 @@ class Conversation:
         return True
 
     def abandon(self) -> None:
-        """The reply was stopped and its end is not waited for: what was written stays."""
+        """End the reply without waiting for its Finished; what was written stays."""
         if self.active and self.reply:
             self.reply.state = "stopped"
         self.active, self.waiting = None, ""
 
-    def fail(self, note: str) -> None:
-        """The engine is gone: what was written stays."""
-        if self.active and self.reply:
-            self.reply.state, self.reply.note = "error", note
-        self.active, self.waiting = None, ""
-
-    def _finish(self, message: Message, event: Finished) -> None:
+    def _finish(self, message: ChatMessage, event: Finished) -> None:
         if event.tail:
             message.text += event.tail
             message.spans.append((event.tail, "target", None))
-        states: dict[str, State] = {
-            "stop": "done",
-            "length": "length",
-            "cancelled": "stopped",
-            "error": "error",
-        }
-        message.state = states[event.reason]
+        message.state = _STATES[event.reason]
         if event.reason == "error":
             message.note = f"{event.message} ({event.hint})" if event.hint else event.message
-        message.stats = {
-            "prompt_tokens": event.prompt_tokens,
-            "reused_tokens": event.reused_tokens,
+        message.stats = {name: getattr(event, name) for name in _FIGURES} | {
             "tokens": event.generation_tokens,
-            "first_token_seconds": event.first_token_seconds,
             "seconds": event.generation_seconds,
-            "rounds": event.rounds,
-            "scheduled": event.scheduled,
-            "accepted": event.accepted,
-            "method": event.method,
-            "seed": event.seed,
         }
         self.active, self.waiting = None, ""
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+from dspark_mlx.files import write_atomically
+
+from . import paths
 from .conversation import Conversation, stats_line
-from .paths import write_atomic
-from .text import clean
+from .display_text import clean
 
 
 def as_markdown(conversation: Conversation) -> str:
@@ -47,7 +50,7 @@ def as_json(conversation: Conversation) -> str:
 
 
 def save(conversation: Conversation, folder: Path, kind: str) -> Path:
-    """Write the conversation into ``folder`` under a free name; raises OSError when it cannot."""
+    """Write the conversation into ``folder`` under a free name. Raises OSError."""
     text = as_markdown(conversation) if kind == "md" else as_json(conversation)
     stem = re.sub(r"[^\w-]+", "-", conversation.name).strip("-").lower()[:48] or "chat"
     path = folder / f"{stem}.{kind}"
@@ -55,5 +58,15 @@ def save(conversation: Conversation, folder: Path, kind: str) -> Path:
     while path.exists():
         path = folder / f"{stem}-{number}.{kind}"
         number += 1
-    write_atomic(path, text)
+    write_atomically(path, text, mode=0o600)
     return path
+
+
+def save_and_notify(conversation: Conversation, kind: str, notify: Callable[..., None]) -> None:
+    """Save into the export folder and tell the user where, or why not."""
+    try:
+        path = save(conversation, paths.export_dir(), kind)
+    except OSError as error:
+        notify(f"Not exported: {error}", severity="error", markup=False)
+    else:
+        notify(f"Exported to {path}", markup=False)

@@ -1,9 +1,8 @@
-"""Nothing is left running when the terminal is gone.
+"""Ends the process when its terminal is gone.
 
-A closed terminal usually sends SIGHUP, which ends the app in good order. It may
-not arrive (another session leader), or find the event loop waiting to write to
-the dead terminal; then a thread that needs neither ends the process. What was on
-the screen for a second has been saved by then.
+A closed terminal usually sends SIGHUP, which ends the app in good order. The signal may not arrive
+(another session leader), or the event loop may wait to write to the dead terminal; then a thread
+that needs neither ends the process. Everything older than a second has been saved by then.
 """
 
 from __future__ import annotations

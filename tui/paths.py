@@ -1,9 +1,8 @@
-"""Where the chat keeps its files; nothing is created before it is needed."""
+"""Where the chat keeps its files; nothing is made before it is needed."""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import time
 from pathlib import Path
 
 import platformdirs
@@ -11,45 +10,34 @@ import platformdirs
 _APP = "dspark-mlx"
 
 
-def config_dir() -> Path:
-    return Path(platformdirs.user_config_dir(_APP, appauthor=False))
-
-
-def data_dir() -> Path:
-    return Path(platformdirs.user_data_dir(_APP, appauthor=False))
-
-
 def settings_file() -> Path:
-    return config_dir() / "chat.toml"
+    return Path(platformdirs.user_config_dir(_APP, appauthor=False)) / "chat.toml"
 
 
 def sessions_file() -> Path:
-    return data_dir() / "chat.sqlite3"
+    return Path(platformdirs.user_data_dir(_APP, appauthor=False)) / "chat.sqlite3"
 
 
 def log_file() -> Path:
-    return data_dir() / "chat.log"
+    return sessions_file().with_name("chat.log")
 
 
 def export_dir() -> Path:
     return Path.cwd()
 
 
-def private(folder: Path) -> None:
-    """Make ``folder``, for its owner only: chats are nobody else's business."""
+def make_private(folder: Path) -> None:
+    """Make ``folder``, readable by its owner only: chats are nobody else's business."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """``path`` holds either its old content or all of ``text``, never a part."""
-    private(path.parent)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def log_crash(traceback: str) -> str:
+    """Add ``traceback`` to the log; returns the line to print once the terminal is restored."""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        path = log_file()
+        make_private(path.parent)
+        with path.open("a", encoding="utf-8") as log:
+            log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}\n{traceback}\n")
+    except OSError:
+        return f"dspark-chat: error: the chat crashed: {traceback.strip().splitlines()[-1]}"
+    return f"dspark-chat: error: the chat crashed; the details are in {path}"

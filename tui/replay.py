@@ -1,8 +1,8 @@
-"""A recorded trace, played back as a backend: for demonstrations, pictures and tests.
+"""A recorded trace, played back like an engine: for demonstrations, pictures and tests.
 
-No model, no thread: ``drain`` hands out what is due by the clock. Requests of
-the recording itself get ids that start with ``RECORDED``, so that nothing
-confuses them with what was typed here.
+There is no model and no thread: ``drain`` returns the events that are due by the clock. Requests
+of the recording itself get ids that start with ``RECORDED``, so that they differ from those that
+were typed here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from dspark_mlx.errors import UsageError
 from dspark_mlx.events import (
@@ -32,10 +31,13 @@ from dspark_mlx.trace import read_trace
 from .conversation import Conversation
 
 RECORDED = "recorded-"
+_LONGEST_PAUSE = 5.0  # seconds; longer ones in the recording are cut to this
+_SETUP = Loading | Loaded | CostTable
+_Timed = tuple[float, Event]
 
 
 def recording(path: Path) -> list[Event]:
-    """The events of a recorded trace; raises UsageError for a file that is not one."""
+    """The events of a recorded trace. Raises UsageError for a file that is not one."""
     if not path.exists():
         raise UsageError(f"there is no trace {path}", "record one: dspark-chat --trace FILE")
     if path.is_dir():
@@ -49,7 +51,7 @@ def recording(path: Path) -> list[Event]:
 
 
 def _cut_off(events: Iterable[Event]) -> list[Event]:
-    """Ends for the replies that a recording, cut short, leaves open."""
+    """A Finished for each reply that a recording, cut short, leaves open."""
     open_: dict[str, None] = {}
     for event in events:
         if isinstance(event, Finished):
@@ -59,12 +61,11 @@ def _cut_off(events: Iterable[Event]) -> list[Event]:
     return [Finished(name, "error", method="", message="the recording ends here") for name in open_]
 
 
-class ReplayBackend:
-    """Plays a trace at ``speed`` times its own pace (infinite: all at once).
+class ReplayEngine:
+    """Plays a trace at ``speed`` times its own pace; infinity plays all of it at once.
 
-    ``load`` plays the whole recording under its own request ids; ``submit``
-    answers with one recorded reply, taken in turn. No model, no threads:
-    ``drain`` hands out what is due by the clock.
+    ``load`` plays the whole recording under its own request ids, unless ``play`` is False;
+    ``submit`` answers with one recorded reply, each in turn.
     """
 
     def __init__(
@@ -74,32 +75,36 @@ class ReplayBackend:
         clock: Callable[[], float] = time.monotonic,
         play: bool = True,
     ) -> None:
-        self._clock = clock
-        self._play = play
+        timed = _timed(list(events))
         self.speed = speed
         self.paused = False
-        self._timed = _timed(list(events))
-        self._replies = _replies(self._timed)
+        self._clock, self._play = clock, play
+        self._setup = [event for _, event in timed if isinstance(event, _SETUP)]
+        self._rounds: list[_Timed] = [
+            (when, event) for when, event in timed if not isinstance(event, _SETUP)
+        ]
+        self._replies = _replies(self._rounds)
         self._next_reply = 0
         self._tracks: list[_Track] = []
         self._now = clock()
         self._ready: deque[Event] = deque()
-        self._step = 0
+        self._times_played = 0
 
-    def load(self, model: str, *, method: str, schedule: str, options: Mapping[str, Any]) -> None:
-        self._ready.extend(e for _, e in self._timed if isinstance(e, Loading | Loaded | CostTable))
+    def load(
+        self, model: str, *, method: str, schedule: str, options: Mapping[str, object]
+    ) -> None:
+        self._ready.extend(self._setup)
         if self._play:
             self.restart()
 
+    def cancel_load(self) -> None:
+        """A recording loads nothing."""
+
     def restart(self) -> None:
         """Play the recording from its beginning, under fresh ids."""
-        self._step += 1
-        prefix = f"{RECORDED}{self._step}-"
-        body = [
-            (when, _renamed(event, prefix))
-            for when, event in self._timed
-            if not isinstance(event, Loading | Loaded | CostTable)
-        ]
+        self._times_played += 1
+        prefix = f"{RECORDED}{self._times_played}-"
+        body = [(when, _renamed(event, lambda id: prefix + id)) for when, event in self._rounds]
         self._tracks.append(_Track(body, f"{prefix}*"))
 
     def control(self, what: str) -> str:
@@ -120,7 +125,8 @@ class ReplayBackend:
     def submit(self, request: Request) -> None:
         reply = self._replies[self._next_reply % len(self._replies)]
         self._next_reply += 1
-        self._tracks.append(_Track([(t, _as(e, request.id)) for t, e in reply], request.id))
+        body = [(when, _renamed(event, lambda _: request.id)) for when, event in reply]
+        self._tracks.append(_Track(body, request.id))
 
     def cancel(self, request_id: str) -> None:
         for track in self._tracks:
@@ -132,7 +138,7 @@ class ReplayBackend:
                 continue
             self._ready.append(Finished(request_id, "cancelled", method=""))
 
-    def set_schedule(self, schedule: str) -> None:
+    def set_policy(self, schedule: str) -> None:
         self._ready.append(Notice("a recording keeps the schedule it was made with"))
 
     def close(self) -> None:
@@ -153,9 +159,9 @@ class ReplayBackend:
 
 
 class _Track:
-    """Events being played; ``at`` is the recording's time reached."""
+    """Events that are being played; ``at`` is the time of the recording that was reached."""
 
-    def __init__(self, events: Iterable[tuple[float, Event]], name: str) -> None:
+    def __init__(self, events: Iterable[_Timed], name: str) -> None:
         self.name = name
         self.events = deque(events)
         self.at = self.events[0][0] if self.events else 0.0
@@ -168,17 +174,15 @@ class _Track:
         return events
 
 
-def _timed(events: list[Event]) -> list[tuple[float, Event]]:
-    """Events with a time each: rounds have their own, others get the round's they precede."""
-    timed: list[tuple[float, Event]] = []
+def _timed(events: list[Event]) -> list[_Timed]:
+    """Events with a time each: rounds have their own, the others that of the round before."""
+    timed: list[_Timed] = []
     last = next((e.time - e.round_seconds for e in events if isinstance(e, StepDone)), 0.0)
-    longest = 5.0  # a pause while nobody asked anything is cut to this
     shift = 0.0
     for event in events:
         if isinstance(event, StepDone):
-            idle = event.time - event.round_seconds + shift - last
-            if idle > longest:
-                shift -= idle - longest
+            pause = event.time - event.round_seconds + shift - last
+            shift -= max(0.0, pause - _LONGEST_PAUSE)
             last = event.time + shift
         timed.append((last, event))
     return timed
@@ -191,51 +195,43 @@ def _ids(event: Event) -> set[str]:
     return {name} if name else set()
 
 
-def _replies(timed: list[tuple[float, Event]]) -> list[list[tuple[float, Event]]]:
-    """For each recorded request that made tokens: its events, other rows taken out."""
-    replies: dict[str, list[tuple[float, Event]]] = {}
-    spoke: set[str] = set()
+def _replies(timed: list[_Timed]) -> list[list[_Timed]]:
+    """For each recorded request that made tokens: its events, without the rows of others."""
+    replies: dict[str, list[_Timed]] = {}
+    with_text: set[str] = set()
     for when, event in timed:
         if isinstance(event, StepDone):
+            with_text |= _ids(event)
             for row in event.rows:
                 alone = dataclasses.replace(event, rows=(row,))
                 replies.setdefault(row.request_id, []).append((when, alone))
-                spoke.add(row.request_id)
         elif isinstance(event, Queued | Prefill | Finished):
             replies.setdefault(event.request_id, []).append((when, event))
-    return [events for name, events in replies.items() if name in spoke]
+    return [events for name, events in replies.items() if name in with_text]
 
 
-def _as(event: Event, request_id: str) -> Event:
-    if isinstance(event, StepDone):
-        rows = tuple(dataclasses.replace(row, request_id=request_id) for row in event.rows)
-        return dataclasses.replace(event, rows=rows)
-    if isinstance(event, Queued | Prefill | Finished):
-        return dataclasses.replace(event, request_id=request_id)
-    return event
-
-
-def _renamed(event: Event, prefix: str) -> Event:
+def _renamed(event: Event, rename: Callable[[str], str]) -> Event:
+    """``event`` with another request id."""
     if isinstance(event, StepDone):
         rows = tuple(
-            dataclasses.replace(row, request_id=prefix + row.request_id) for row in event.rows
+            dataclasses.replace(row, request_id=rename(row.request_id)) for row in event.rows
         )
         return dataclasses.replace(event, rows=rows)
     if isinstance(event, Queued | Prefill | Finished):
-        return dataclasses.replace(event, request_id=prefix + event.request_id)
+        return dataclasses.replace(event, request_id=rename(event.request_id))
     return event
 
 
-def adopted(event: Event, known: Collection[str | None]) -> list[Conversation]:
-    """New conversations for the recording's own requests in ``event`` that are not ``known``."""
+def recorded_conversations(event: Event, known: Collection[str | None]) -> list[Conversation]:
+    """New chats for the recording's own requests in ``event`` that are not ``known``."""
     names = _ids(event) if isinstance(event, Queued | StepDone) else set()
     found = []
     for name in sorted(names):
         if not name.startswith(RECORDED) or name in known:
             continue
         title = name.rpartition("-")[2]
-        conversation = Conversation(title=f"recording {title}")
-        conversation.ask(f"(recorded request {title})")
-        conversation.open_reply(name)
-        found.append(conversation)
+        chat = Conversation(title=f"recording {title}")
+        chat.ask(f"(recorded request {title})")
+        chat.open_reply(name)
+        found.append(chat)
     return found

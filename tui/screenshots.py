@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dspark_mlx.errors import DsparkError, UsageError
+from dspark_mlx.files import write_atomically
 
-from .app import ChatApp, Start
-from .paths import write_atomic
-from .replay import ReplayBackend, recording
-from .sessions import SessionStore
-from .settings import SettingsFile
+from .app import ChatApp, StartOptions
+from .engine_client import EngineClient
+from .replay import ReplayEngine, recording
+from .session_store import SessionStore
+from .settings import Preferences, SettingsFile
+from .widgets.markdown import GrowingMarkdown
 
 # Name, size, theme, keys pressed before the picture is taken, share of the recording played.
 SHOTS: tuple[tuple[str, tuple[int, int], str, tuple[str, ...], float], ...] = (
@@ -47,27 +49,27 @@ async def shoot(
 ) -> str:
     """One picture of the chat that answers ``prompt`` with the first recorded reply."""
     clock = _Clock()
-    replay = ReplayBackend(recording(trace), 1.0, clock, play=False)
+    replay = ReplayEngine(recording(trace), 1.0, clock, play=False)
     app = ChatApp(
-        replay,
+        EngineClient(replay),
         SessionStore(None),
-        SettingsFile(None),
-        Start(prompt, pinned={"theme": theme}),
+        Preferences(SettingsFile(None), {"theme": theme}),
+        StartOptions(prompt),
         environ={},
     )
     async with app.run_test(size=size) as pilot:
         while not app.chat.pane.conversation.active:
             await pilot.pause(0.05)
         length = replay.length_of_reply(0)
-        beats = 40
-        for _ in range(beats):  # in small steps, so that it is drawn as it was seen
-            clock.now += share * length / beats
-            await app.pump()
+        steps = 40
+        for _ in range(steps):  # in small steps, so that it is drawn as it was seen
+            clock.now += share * length / steps
+            await app.tick()
             await pilot.pause(0.01)
         for key in keys:
             await pilot.press(key)
-        for body in app.chat.query(".answer"):
-            await body.settle()  # type: ignore[attr-defined]
+        for body in app.chat.query(GrowingMarkdown):
+            await body.settle()
         app.chat.redraw()
         await pilot.pause(0.2)
         return app.export_screenshot(title="dspark-chat")
@@ -84,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, *how in SHOTS:
             picture = asyncio.run(shoot(args.trace, args.prompt, *how))  # type: ignore[arg-type]
             try:
-                write_atomic(args.folder / f"{name}.svg", picture)
+                write_atomically(args.folder / f"{name}.svg", picture)
             except OSError as error:
                 raise UsageError(f"cannot write to {args.folder}: {error.strerror}") from error
             print(args.folder / f"{name}.svg")

@@ -1,54 +1,70 @@
-"""The chat's settings: one frozen value, kept in a TOML file a person can edit.
+"""The chat's settings: one table of options, one frozen value, one TOML file.
 
-Unknown keys in the file are kept, wrong values are named and replaced by their
-defaults, and writing is atomic: a bad file never stops the chat.
+``Settings`` declares each option once: its default, its check, its flag and the words that explain
+it in ``--help`` and in the form. In the file a person's comments and unknown keys are kept, and a
+wrong value is named and replaced by its default, so that a bad file never stops the chat.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 from dspark_mlx.errors import UsageError
+from dspark_mlx.files import write_atomically
 from dspark_mlx.request import DRAFT_SAMPLINGS, METHODS, Cuts, SamplingParams
 
-from .paths import write_atomic
+from . import paths
 
 SCHEDULES = ("auto", "early-stop", "lagged", "fixed", "threshold", "off")
-THINKING = ("auto", "on", "off")
-KV_BITS = (0, 8, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of a setting beside its type and default: ``flag`` is on the command line."""
+
+    help: str
+    flag: str = ""
+    choices: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set. 0 means off for top_k, min_p, kv_bits; None means automatic."""
+    """Everything that can be set. An empty text and None stand for "automatic"."""
 
-    model: str = ""
-    drafter: str = ""
-    system: str = ""
-    method: str = "auto"
-    schedule: str = "auto"
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 1024
-    draft_sampling: str = "coupled"
-    draft_length: int | None = None
-    p_min: float = 0.0
-    p_survival_min: float = 0.0
-    thinking: str = "auto"
-    kv_bits: int = 0
-    theme: str = ""
-    live_panel: bool = True
-    token_colours: bool = False
-    keys: dict[str, str] = field(default_factory=dict)
+    model: Annotated[str, About("a name, folder or Hub id", "--model")] = ""
+    drafter: Annotated[str, About("empty: the model's own; none: without", "--drafter")] = ""
+    system: Annotated[str, About("system prompt of new chats", "--system")] = ""
+    method: Annotated[str, About("how to draft", "--method", METHODS)] = "auto"
+    schedule: Annotated[str, About("how much of a draft is verified", "--schedule", SCHEDULES)] = (
+        "auto"
+    )
+    temperature: Annotated[float, About("0: always the most likely token", "--temp")] = 0.0
+    top_p: Annotated[float, About("nucleus (1: off)", "--top-p")] = 1.0
+    top_k: Annotated[int, About("top k (0: off)", "--top-k")] = 0
+    min_p: Annotated[float, About("min-p (0: off)", "--min-p")] = 0.0
+    seed: Annotated[int | None, About("repeats a sampled reply", "--seed")] = None
+    max_tokens: Annotated[int, About("per reply; -1: no limit", "--max-tokens")] = 1024
+    draft_sampling: Annotated[
+        str, About("how drafts are drawn above temperature 0", choices=DRAFT_SAMPLINGS)
+    ] = "coupled"
+    draft_length: Annotated[int | None, About("most draft tokens a round", "--draft-length")] = None
+    p_min: Annotated[float, About("cut before a lower confidence", "--p-min")] = 0.0
+    p_survival_min: Annotated[float, About("cut before a lower survival", "--p-survival-min")] = 0.0
+    thinking: Annotated[str, About("for models that can", "--thinking", ("auto", "on", "off"))] = (
+        "auto"
+    )
+    kv_bits: Annotated[int, About("KV cache; 0: not quantised", "--kv-bits", (0, 8, 4))] = 0
+    theme: Annotated[str, About("colours", "--theme")] = ""
+    live_panel: Annotated[bool, About("right: on; charts beside the chat")] = True
+    token_colours: Annotated[bool, About("right: on; colour tokens by origin")] = False
+    keys: Annotated[dict[str, str], About("one a line, such as: chat.new = ctrl+n")] = field(
+        default_factory=dict
+    )
 
     def sampling(self) -> SamplingParams:
         return SamplingParams(
@@ -67,98 +83,81 @@ class Settings:
     def think(self) -> bool | None:
         return {"on": True, "off": False}.get(self.thinking)
 
-    def options(self) -> dict[str, Any]:
-        """What ``Backend.load`` needs beside model, method and schedule."""
-        options: dict[str, Any] = {}
-        if self.drafter:
-            options["drafter"] = self.drafter
-        if self.kv_bits:
-            options["kv_bits"] = self.kv_bits
-        return options
+    def load_options(self) -> dict[str, Any]:
+        """The fields of ``dspark_mlx.loading.LoadOptions`` beside model, method and schedule."""
+        options = {"drafter": self.drafter, "kv_bits": self.kv_bits}
+        return {name: value for name, value in options.items() if value}
 
 
-FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "method": METHODS,
-    "schedule": SCHEDULES,
-    "thinking": THINKING,
-    "kv_bits": KV_BITS,
-    "draft_sampling": DRAFT_SAMPLINGS,
-}
-_OPTIONAL = {"seed", "draft_length"}
-_FLOATS = {"temperature", "top_p", "min_p", "p_min", "p_survival_min"}
-_INTS = {"top_k", "max_tokens", "kv_bits", *_OPTIONAL}
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table that ``Settings`` declares."""
+
+    kind: Any  # its type
+    default: Any
+    about: About
+
+
+def _options() -> dict[str, Option]:
+    hints = get_type_hints(Settings, include_extras=True)
+    parts = {name: get_args(hint) for name, hint in hints.items()}
+    return {n: Option(kind, getattr(Settings(), n), about) for n, (kind, about) in parts.items()}
+
+
+OPTIONS = _options()
 
 
 def parse(name: str, value: Any) -> Any:
-    """``value`` (from TOML, or text from a form) as the setting ``name`` has it.
+    """``value`` (from TOML, or text from a form or a flag) as the setting ``name`` has it.
 
     Raises UsageError with one line that names the setting and what it may be.
     """
-    if name not in FIELDS:
+    if name not in OPTIONS:
         raise UsageError(f"no such setting: {name}")
-    default = getattr(Settings(), name)
-    if name == "keys":
-        if not isinstance(value, Mapping):
-            raise UsageError("keys must be a table of action = key")
-        return {str(action): str(key) for action, key in value.items()}
-    if name in _OPTIONAL and value in (None, "", "auto"):
-        return None
-    if name in _FLOATS or name in _INTS:
-        value = _number(name, value)
-    elif isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise UsageError(f"{name} must be true or false")
-    elif not isinstance(value, str):
-        raise UsageError(f"{name} must be text")
-    if name in _CHOICES and value not in _CHOICES[name]:
-        allowed = ", ".join(str(choice) for choice in _CHOICES[name])
-        raise UsageError(f"{name} must be one of {allowed}")
-    check = _CHECKS.get(name)
-    if check:
-        check(value)
+    kind, choices = OPTIONS[name].kind, OPTIONS[name].about.choices
+    if kind == int | None:
+        if value in (None, "", "auto"):
+            return None
+        kind = int
+    if kind is int or kind is float:
+        value = _number(name, kind, value)
+    elif kind is bool or kind is str:
+        if not isinstance(value, kind):
+            raise UsageError(f"{name} must be {'text' if kind is str else 'true or false'}")
+    elif isinstance(value, Mapping):
+        value = {str(action): str(key) for action, key in value.items()}
+    else:
+        raise UsageError(f"{name} must be a table of action = key")
+    if choices and value not in choices:
+        raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}")
+    if name == "max_tokens" and value != -1 and value <= 0:
+        raise UsageError("max_tokens must be positive, or -1 for no limit")
+    for checked_by in (SamplingParams, Cuts):
+        if name in checked_by.__dataclass_fields__:
+            checked_by(**{name: value})
     return value
 
 
-def _number(name: str, value: Any) -> float | int:
-    if isinstance(value, bool):
-        raise UsageError(f"{name} must be a number")
-    kind: Callable[[Any], float | int] = float if name in _FLOATS else int
+def _number(name: str, kind: type[int] | type[float], value: Any) -> float | int:
+    what = "a whole number" if kind is int else "a number"
     try:
-        number = kind(value.strip() if isinstance(value, str) else value)
+        if isinstance(value, bool):
+            raise TypeError
+        number: float | int = kind(value.strip() if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
-        what = "a number" if name in _FLOATS else "a whole number"
         raise UsageError(f"{name} must be {what}, not {str(value)[:20]!r}") from None
     if isinstance(value, float) and number != value:
-        raise UsageError(f"{name} must be a whole number, not {value}")
+        raise UsageError(f"{name} must be {what}, not {value}")
     return number
 
 
-def _max_tokens(value: int) -> None:
-    if value != -1 and value <= 0:
-        raise UsageError("max_tokens must be positive, or -1 for no limit")
-
-
-_CHECKS: dict[str, Callable[[Any], Any]] = {
-    "temperature": lambda v: SamplingParams(temperature=v),
-    "top_p": lambda v: SamplingParams(top_p=v),
-    "top_k": lambda v: SamplingParams(top_k=v),
-    "min_p": lambda v: SamplingParams(min_p=v),
-    "seed": lambda v: SamplingParams(seed=v),
-    "draft_length": lambda v: Cuts(draft_length=v),
-    "p_min": lambda v: Cuts(p_min=v),
-    "p_survival_min": lambda v: Cuts(p_survival_min=v),
-    "max_tokens": _max_tokens,
-}
-
-
 class SettingsFile:
-    """The TOML file behind the settings. ``problems`` holds one line for each value not used."""
+    """The TOML file behind the settings. ``problems`` has a line for each value not used."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.problems: list[str] = []
-        self._raw: dict[str, Any] = {}
+        self._text = ""
         self._broken = False
 
     def load(self) -> Settings:
@@ -166,68 +165,54 @@ class SettingsFile:
         if self.path is None or not self.path.exists():
             return Settings()
         try:
-            self._raw = tomllib.loads(self.path.read_text(encoding="utf-8"))
+            self._text = self.path.read_text(encoding="utf-8")
+            table = tomllib.loads(self._text)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            self._broken = True
+            self._text, self._broken = "", True
             self.problems.append(f"{self.path} is not used: {error}")
             return Settings()
         good: dict[str, Any] = {}
-        for name, value in self._raw.items():
-            if name not in FIELDS:
+        for name in table:
+            if name not in OPTIONS:
                 continue
             try:
-                good[name] = parse(name, value)
+                good[name] = parse(name, table[name])
             except UsageError as error:
                 self.problems.append(f"{self.path}: {error.message}")
         return Settings(**good)
 
     def save(self, settings: Settings) -> None:
-        """Write what differs from the defaults; raises OSError when it cannot."""
+        """Write what differs from the defaults; comments and other keys stay. Raises OSError."""
         if self.path is None:
             return
+        import tomlkit  # here, as the first paint does not need it
+
         if self._broken:  # keep what the user wrote by hand
             self.path.replace(self.path.with_suffix(".broken.toml"))
             self._broken = False
-        defaults = Settings()
-        data = {name: value for name, value in self._raw.items() if name not in FIELDS}
-        for name in FIELDS:
+        document = tomlkit.parse(self._text)
+        for name, option in OPTIONS.items():
             value = getattr(settings, name)
-            if value != getattr(defaults, name) and value is not None:
-                data[name] = value
-        write_atomic(self.path, _toml(data))
-        self._raw = data
+            if value == option.default:
+                document.pop(name, None)
+            elif name not in document or document[name] != value:
+                document[name] = value
+        paths.make_private(self.path.parent)
+        self._text = tomlkit.dumps(document)
+        write_atomically(self.path, self._text, mode=0o600)
 
 
-def _toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """``table`` as TOML. JSON's strings, numbers and flat lists are TOML's as well."""
-    tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    lines = [
-        f"{_key(key)} = {_value(value)}\n" for key, value in table.items() if key not in tables
-    ]
-    for key, value in tables.items():
-        name = f"{prefix}{_key(key)}"
-        lines.append(f"\n[{name}]\n{_toml(value, name + '.')}")
-    return "".join(lines)
+class Preferences:
+    """The settings in use: those of the file, and for this run those of the command line."""
 
+    def __init__(self, file: SettingsFile, pinned: Mapping[str, Any] | None = None) -> None:
+        self.file = file
+        self._kept = file.load()
+        self.now = dataclasses.replace(self._kept, **(pinned or {}))
 
-def _value(value: Any) -> str:
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
-    return str(value)  # dates and times, as tomllib read them
-
-
-def _key(key: str) -> str:
-    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _text(key)
-
-
-def _text(text: str) -> str:
-    # Not ASCII: JSON would escape what is beyond 16 bits as two surrogates, which TOML refuses.
-    # DEL is legal in JSON but not in TOML.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    def change(self, **values: Any) -> None:
+        """Change settings for now and for the next start. Raises OSError if the file cannot be
+        written; the change holds for now even then."""
+        self.now = dataclasses.replace(self.now, **values)
+        self._kept = dataclasses.replace(self._kept, **values)
+        self.file.save(self._kept)

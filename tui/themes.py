@@ -1,8 +1,8 @@
 """Colours: two themes of our own, and the chart colours for any theme.
 
-The chart colours are the Okabe-Ito palette (jfly.uni-koeln.de/color), told apart
-with every common colour vision; on light ground they are darkened for contrast.
-With NO_COLOR, where a colour is seen as a grey, they are greys that are told apart.
+The chart colours are the Okabe-Ito palette (jfly.uni-koeln.de/color), which can be told apart with
+every common colour vision. On a light background they are darkened for contrast; with NO_COLOR,
+which shows a colour as a grey, they are greys that can be told apart.
 """
 
 from __future__ import annotations
@@ -11,38 +11,14 @@ from collections.abc import Mapping
 
 from textual.theme import BUILTIN_THEMES, Theme
 
-_DARK = {
-    "draft": "#56B4E9",
-    "target": "#E69F00",
-    "reject": "#F0824A",
-    "predicted": "#D493B8",
-    "measured": "#56B4E9",
-    "good": "#35C79A",
-}
-_LIGHT = {
-    "draft": "#0060A0",
-    "target": "#8A5A00",
-    "reject": "#B03A00",
-    "predicted": "#9A3F78",
-    "measured": "#0060A0",
-    "good": "#00704F",
-}
-
-_GREY_ON_DARK = {
-    "draft": "#FFFFFF",
-    "target": "#C4C4C4",
-    "reject": "#E2E2E2",
-    "predicted": "#8C8C8C",
-    "measured": "#FFFFFF",
-    "good": "#FFFFFF",
-}
-_GREY_ON_LIGHT = {
-    "draft": "#000000",
-    "target": "#4C4C4C",
-    "reject": "#262626",
-    "predicted": "#868686",
-    "measured": "#000000",
-    "good": "#000000",
+# Colour on a dark and on a light background, grey on a dark and on a light background.
+_CHART_COLOURS = {
+    "draft": ("#56B4E9", "#0060A0", "#FFFFFF", "#000000"),
+    "target": ("#E69F00", "#8A5A00", "#C4C4C4", "#4C4C4C"),
+    "reject": ("#F0824A", "#B03A00", "#E2E2E2", "#262626"),
+    "predicted": ("#D493B8", "#9A3F78", "#8C8C8C", "#868686"),
+    "measured": ("#56B4E9", "#0060A0", "#FFFFFF", "#000000"),
+    "good": ("#35C79A", "#00704F", "#FFFFFF", "#000000"),
 }
 
 DARK = Theme(
@@ -82,12 +58,11 @@ def known() -> list[str]:
 
 def chart_colours(dark: bool, no_color: bool = False) -> dict[str, str]:
     """Hex colours by chart style name, as ``dspark-NAME`` theme variables."""
-    coloured, grey = (_DARK, _GREY_ON_DARK) if dark else (_LIGHT, _GREY_ON_LIGHT)
-    colours = grey if no_color else coloured
-    return {f"dspark-{name}": colour for name, colour in colours.items()}
+    column = 2 * no_color + (not dark)
+    return {f"dspark-{name}": colours[column] for name, colours in _CHART_COLOURS.items()}
 
 
 def preferred(environ: Mapping[str, str]) -> str:
-    """Our theme for this terminal: light where COLORFGBG says its ground is light."""
-    ground = environ.get("COLORFGBG", "").rpartition(";")[2]
-    return LIGHT.name if ground in ("7", "15") else DARK.name
+    """Our theme for this terminal: the light one where COLORFGBG says so."""
+    background = environ.get("COLORFGBG", "").rpartition(";")[2]
+    return LIGHT.name if background in ("7", "15") else DARK.name

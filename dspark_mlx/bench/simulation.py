@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import geometric_mean, mean
 from typing import Any
 
+from ..charts import BarChart, Chart
 from ..errors import UsageError
 from ..schedule import make_policy
 from ..schedule.cost import CostModel
@@ -20,9 +21,8 @@ from ..schedule.script import DOMAINS, Script, from_trace, synthetic
 from ..schedule.simulate import in_hindsight, simulate
 from ..schedule.tables import tables
 from ..trace import read_trace
-from . import picture
-from .tables import number, percent, table
-from .variants import parse_schedule
+from .text_tables import number, percent, text_table
+from .workload import parse_schedule
 
 BLOCK, TOKENS, REPLIES = 7, 200, 8  # of a synthetic reply
 SYNTHETIC = (*DOMAINS, "mixed")
@@ -103,7 +103,7 @@ def run(
 ) -> list[SimCell]:
     """Every schedule in every cell; each policy starts knowing the table and nothing else.
 
-    ``schedules`` are named as for ``variants``. Raises UsageError for one that makes no sense.
+    ``schedules`` are named as in ``workload.variants``. Raises UsageError for one that is not.
     """
     if len(set(schedules)) < len(schedules):
         raise UsageError("a schedule is named twice")
@@ -165,7 +165,7 @@ def text(cells: Sequence[SimCell]) -> str:
         ]
         for cell in cells
     ]
-    parts = [table(head, rows), ""]
+    parts = [text_table(head, rows), ""]
     for schedule in dict.fromkeys(cell.schedule for cell in cells):
         mine = [cell for cell in cells if cell.schedule == schedule]
         low = min(mine, key=lambda cell: cell.of_best)
@@ -181,9 +181,9 @@ def text(cells: Sequence[SimCell]) -> str:
     return "\n".join(parts)
 
 
-def charts(cells: Sequence[SimCell]) -> list[picture.Chart]:
+def charts(cells: Sequence[SimCell]) -> list[Chart]:
     """For every table, tokens/s as a share of the best fixed length in hindsight."""
-    made: list[picture.Chart] = []
+    made: list[Chart] = []
     schedules = tuple(dict.fromkeys(cell.schedule for cell in cells))
     for name in dict.fromkeys(cell.table for cell in cells):
         mine = [cell for cell in cells if cell.table == name]
@@ -191,7 +191,7 @@ def charts(cells: Sequence[SimCell]) -> list[picture.Chart]:
         share = {(c.replies, c.concurrency, c.schedule): c.of_best for c in mine}
         plain = {(c.replies, c.concurrency): c.plain / c.fixed[c.best] for c in mine}
         made.append(
-            picture.Bars(
+            BarChart(
                 f"{name}: share of the best fixed length in hindsight",
                 "share",
                 tuple(f"{replies} ×{count}" for replies, count in groups),

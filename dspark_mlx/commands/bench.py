@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..charts import Chart, page
 from ..errors import UsageError
 from ..events import CostTable, Loading, Notice
 from .numbers import count, positive, temperatures
@@ -17,14 +18,13 @@ from .output import check_writable, write_text
 from .progress import ProgressLine
 
 if TYPE_CHECKING:
-    from ..bench.load import LoadSpec
-    from ..bench.picture import Chart
-    from ..bench.prompts import Prompt
-    from ..bench.session import Session
+    from ..bench.comparison import Benchmark
+    from ..bench.competing_load import LoadSpec
+    from ..bench.workload import BenchPrompt
 
 EXIT_NOT_LOSSLESS = 1
 SCHEDULES = ["auto", "fixed"]
-IDLE = {  # flags that a measurement makes no use of
+UNUSED = {  # flags of which a measurement makes no use
     "simulate": ("methods", "against", "load", "temps", "prompts", "clock"),
     "load": ("concurrency", "temps", "against", "repeats", "clock", "seed"),
 }
@@ -41,7 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(p_min=0.0, p_survival_min=0.0, method="auto", schedule="fixed")
     group = parser.add_argument_group("what is compared")
     group.add_argument(
-        "--methods", type=_names, metavar="A,B", help="of dspark, lookup, none (default: all here)"
+        "--methods",
+        type=_names,
+        metavar="A,B",
+        help="of dspark, draft, lookup, none (default: all here)",
     )
     group.add_argument(
         "--schedules",
@@ -99,24 +102,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     group.add_argument("--svg", type=Path, metavar="FILE", help="draw them")
-    idle = {*IDLE["simulate"], *IDLE["load"]}
-    parser.set_defaults(usual={name: parser.get_default(name) for name in idle})
+    unused = {*UNUSED["simulate"], *UNUSED["load"]}
+    parser.set_defaults(defaults={name: parser.get_default(name) for name in unused})
 
 
 def run(args: argparse.Namespace) -> int:
     _check_flags(args)
     if args.simulate:
         return _simulate(args)
-    from ..bench.load import parse_load
-    from ..bench.peers import check_names
-    from ..bench.prompts import load_prompts
-    from ..bench.variants import variants
+    from ..bench.competing_load import parse_load
+    from ..bench.peers import check_peer_names
+    from ..bench.workload import Workload, load_prompts, variants
 
     # What is wrong on the command line is said before anything is loaded.
     prompts = load_prompts(args.prompts, args.limit)
     load = parse_load(args.load) if args.load else None
     variants(args.methods or ["none"], args.schedules)
-    check_names(args.against)
+    check_peer_names(args.against)
     with ProgressLine() as line:
 
         def report(event: Loading | Notice | CostTable) -> None:
@@ -125,19 +127,15 @@ def run(args: argparse.Namespace) -> int:
             elif isinstance(event, Notice):
                 print(f"dspark: {event.message}", file=sys.stderr)
 
-        from ..bench.session import Session
+        from ..bench import comparison_report
+        from ..bench.comparison import Benchmark
 
-        session = Session.load(
-            load_options(args, max_rows=max(args.concurrency)), report, _follow(line)
-        )
+        options = load_options(args, max_rows=max(args.concurrency))
+        benchmark = Benchmark.load(options, report, _follow(line))
         if load is not None:
-            return _respond(args, session, prompts, load)
-        results = session.compare(
+            return _respond(args, benchmark, prompts, load)
+        workload = Workload(
             prompts,
-            methods=args.methods,
-            schedules=args.schedules,
-            against=args.against,
-            draft_model=args.peer_draft_model,
             concurrency=args.concurrency,
             temperatures=args.temps,
             tokens=args.tokens,
@@ -145,10 +143,16 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             clock=args.clock,
         )
-    from ..bench import report as words
-
-    print(words.text(results))
-    _write(args, results.to_json(), words.charts(results), words.note(results))
+        results = benchmark.compare(
+            workload,
+            methods=args.methods,
+            schedules=args.schedules,
+            against=args.against,
+            draft_model=args.peer_draft_model,
+        )
+    print(comparison_report.text(results))
+    charts, note = comparison_report.charts(results), comparison_report.note(results)
+    _write(args, results.to_json(), charts, note)
     if results.stopped:
         return EXIT_INTERRUPTED
     return 0 if results.lossless else EXIT_NOT_LOSSLESS
@@ -159,22 +163,22 @@ def _check_flags(args: argparse.Namespace) -> None:
     check_writable(args.json)
     check_writable(args.svg)
     mode = "simulate" if args.simulate else "load" if args.load else ""
-    for name in IDLE.get(mode, ()):
-        if getattr(args, name) != args.usual[name]:
+    for name in UNUSED.get(mode, ()):
+        if getattr(args, name) != args.defaults[name]:
             raise UsageError(f"--{mode} makes no use of --{name}", f"leave --{name} out")
     if mode == "load" and args.schedules != SCHEDULES and len(args.schedules) > 1:
         raise UsageError("--load follows one schedule at a time", "name it with --schedules")
 
 
 def _respond(
-    args: argparse.Namespace, session: Session, prompts: list[Prompt], load: LoadSpec
+    args: argparse.Namespace, benchmark: Benchmark, prompts: list[BenchPrompt], load: LoadSpec
 ) -> int:
-    from ..bench import response as words
+    from ..bench import load_response
 
     methods = [m for m in args.methods or [None] if m != "none"] or ["none"]
     if len(methods) > 1:
         raise UsageError("--load follows one method at a time", "name it with --methods")
-    response = session.respond(
+    response = benchmark.respond(
         prompts,
         load,
         method=methods[0],
@@ -182,12 +186,12 @@ def _respond(
         rounds=args.load_rounds,
         tokens=args.tokens,
     )
-    print(words.text(response))
-    about = session.about()
+    print(load_response.text(response))
+    about = benchmark.about()
     _write(
         args,
         {"about": about, "response": response.to_json()},
-        words.charts(response),
+        load_response.charts(response),
         ", ".join(str(value) for value in about.values() if value),
     )
     return 0 if response.unchanged else EXIT_NOT_LOSSLESS
@@ -211,9 +215,7 @@ def _write(args: argparse.Namespace, data: Any, charts: Sequence[Chart], note: s
     if args.json:
         write_text(args.json, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
     if args.svg:
-        from ..bench import picture
-
-        write_text(args.svg, picture.page(charts, note))
+        write_text(args.svg, page(charts, note))
 
 
 def _follow(line: ProgressLine) -> Callable[[int, int, str], None]:

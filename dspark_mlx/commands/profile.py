@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from ..charts import page
 from ..errors import UsageError
 from ..events import CostTable, Loading, Notice
 from .options import add_model_flags, load_options
@@ -14,27 +15,29 @@ from .progress import ProgressLine
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    from ..profiling import BUDGET_CPU, BUDGET_GPU
+
     add_model_flags(parser, decoding=False)
     parser.set_defaults(method="auto", schedule="fixed", p_min=0.0, p_survival_min=0.0)
     group = parser.add_argument_group("profile")
     group.add_argument(
-        "--again", action="store_true", help="measure even if a stored measurement still holds"
+        "--again", action="store_true", help="measure even if a stored measurement is still valid"
     )
     group.add_argument(
         "--budget",
         type=float,
         metavar="S",
-        help="spend about S seconds (default: 6 on a GPU, 24 on a CPU)",
+        help=f"spend about S seconds (default: {BUDGET_GPU:g} on a GPU, {BUDGET_CPU:g} on a CPU)",
     )
     group.add_argument(
         "--max-rows",
         type=int,
         default=8,
         metavar="N",
-        help="requests at once (default: %(default)s)",
+        help="price rounds of up to N requests (default: %(default)s)",
     )
     group.add_argument("--json", action="store_true", help="print the cost table as JSON")
-    group.add_argument("--svg", type=Path, metavar="FILE", help="draw it")
+    group.add_argument("--svg", type=Path, metavar="FILE", help="draw the prices as a chart")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             elif isinstance(event, Notice):
                 notices.append(event.message)
 
-        from ..bench import costs
+        from ..bench import cost_report
         from ..loading import load_engine
         from ..profiling import cost_key, load_or_profile, profile_path
 
@@ -72,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"{loaded.model} decodes plainly ({loaded.reason})", "there is nothing to measure"
         )
-    print(cost.to_json() if args.json else costs.text(cost))
+    print(cost.to_json() if args.json else cost_report.text(cost))
     if args.svg:
-        write_text(args.svg, costs.svg(cost))
+        write_text(args.svg, page(cost_report.charts(cost), cost_report.note(cost)))
     if not args.json and not notices:
         path = profile_path(cost_key(engine, loaded.model, loaded.drafter), args.cache_dir)
         print(f"stored in {path}")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -19,16 +17,21 @@ from hypothesis import strategies as st
 from dspark_mlx import profiling
 from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.errors import ModelError, UsageError
-from dspark_mlx.events import Loading, Notice, StepDone
-from dspark_mlx.profiling import cost_key, load_or_profile, profile_engine, profile_path, site
-from dspark_mlx.profiling.fit import evened, fit, isotonic, typical
-from dspark_mlx.profiling.grid import SHALLOW, Shape, grid
+from dspark_mlx.events import Loading, Notice
+from dspark_mlx.profiling import (
+    cost_key,
+    load_or_profile,
+    profile_engine,
+    profile_path,
+    profiler,
+    step_timer,
+)
+from dspark_mlx.profiling.prices import SHALLOW, StepKind, extra_seconds, grid, prices, typical
+from dspark_mlx.profiling.profile_store import read_profile
 from dspark_mlx.profiling.profiler import HOST_ROUNDS, Profiler
-from dspark_mlx.profiling.site import Site, blank_rows
-from dspark_mlx.profiling.store import read_profile
-from dspark_mlx.profiling.turns import TURN, Looks, Turns
+from dspark_mlx.profiling.step_timer import StepTimer, blank_rows
 from dspark_mlx.request import Request
-from dspark_mlx.schedule import Outcome, RowView, make_policy
+from dspark_mlx.schedule import make_policy
 from dspark_mlx.schedule.cost import CostModel
 from dspark_mlx.sources import Cancelled
 
@@ -67,45 +70,7 @@ def test_a_long_context_is_measured_for_all_rows_or_not_at_all() -> None:
         assert deep in (set(), {1, 8})
 
 
-# -- the fit --------------------------------------------------------------------------------
-
-
-@given(st.lists(SECONDS, min_size=1, max_size=12))
-def test_isotonic_never_falls_keeps_the_sum_and_leaves_order_alone(values) -> None:
-    fitted = isotonic(values)
-    assert all(a <= b + 1e-12 for a, b in pairwise(fitted))
-    assert sum(fitted) == pytest.approx(sum(values))
-    if sorted(values) == values:
-        assert fitted == values
-
-
-@given(st.lists(st.lists(SECONDS, min_size=5, max_size=5), min_size=1, max_size=4))
-def test_prices_that_one_pass_measured_rise_with_tokens(measured) -> None:
-    table = {
-        r: {n: [seconds] for n, seconds in enumerate(points, start=1)}
-        for r, points in enumerate(measured, start=1)
-    }
-    cost = CostModel({0: fit(table)})
-    for rows in table:
-        prices = [cost.seconds(rows, w) for w in range(1, 6)]
-        assert prices == pytest.approx(sorted(prices))
-        assert all(p > 0 for p in prices)
-
-
-def test_a_staircase_stays_a_staircase() -> None:
-    stairs = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.8, 6: 1.8, 7: 1.8}
-    assert fit({1: {n: [s] * 3 for n, s in stairs.items()}}) == {1: stairs}
-
-
-def test_a_longer_step_is_cheaper_only_where_the_passes_agree() -> None:
-    """Also when the clock speed drifts from pass to pass by more than the difference."""
-    speeds = [1.0, 1.3, 0.9, 1.2]
-    tile = {3: [1.2 * s for s in speeds], 4: [1.05 * s for s in speeds]}
-    noise = {3: [1.2, 1.2, 1.0, 1.1], 4: [1.0, 1.0, 1.3, 1.3]}
-    assert fit({1: tile})[1] == {n: median(samples) for n, samples in tile.items()}
-    for few in (noise, {n: samples[:2] for n, samples in tile.items()}):
-        prices = fit({1: few})[1]
-        assert prices[3] == prices[4]
+# -- prices ---------------------------------------------------------------------------------
 
 
 def test_a_hiccup_does_not_change_what_is_typical() -> None:
@@ -113,19 +78,42 @@ def test_a_hiccup_does_not_change_what_is_typical() -> None:
 
 
 def test_passes_on_a_slower_machine_do_not_bend_the_prices() -> None:
-    """Shapes are compared within a pass; one that was added later has only the last passes."""
-    speeds, prices = [1.0, 1.5, 0.9, 1.3, 1.1], {1: 1.0, 2: 1.1, 3: 1.4, 4: 1.3}
+    """Kinds are compared within a pass; one that was added later has only the last passes."""
+    speeds, wanted = [1.0, 1.5, 0.9, 1.3, 1.1], {1: 1.0, 2: 1.1, 3: 1.4, 4: 1.3}
     samples = {
-        Shape(SHALLOW, 1, "", n): [price * s for s in speeds[n == 3 and 2 :]]
-        for n, price in prices.items()
+        StepKind(SHALLOW, 1, "", n): [price * s for s in speeds[n == 3 and 2 :]]
+        for n, price in wanted.items()
     }
-    samples[Shape(SHALLOW, 1, "", 2)][3] *= 1.6  # a hiccup
-    found = {shape.size: median(xs) for shape, xs in evened(samples).items()}
-    assert found == pytest.approx(prices, rel=1e-6)  # as fast as in the faster passes: 1.0
-    assert all(len(xs) == len(samples[shape]) for shape, xs in evened(samples).items())
-    alone = {Shape(SHALLOW, 1, "", 1): [1.0, 1.1, 9.0, 1.05, 1.0]}
-    assert evened(alone) == {Shape(SHALLOW, 1, "", 1): [pytest.approx(1.0)] * 5}
-    assert evened({}) == {}
+    samples[StepKind(SHALLOW, 1, "", 2)][3] *= 1.6  # a hiccup
+    found = {kind.size: seconds for kind, seconds in prices(samples).items()}
+    assert found == pytest.approx(wanted, rel=1e-6)  # as fast as in the faster passes: 1.0
+    alone = {StepKind(SHALLOW, 1, "", 1): [1.0, 1.1, 9.0, 1.05, 1.0]}
+    assert prices(alone) == {StepKind(SHALLOW, 1, "", 1): pytest.approx(1.0)}
+    assert prices({}) == {}
+
+
+@given(
+    st.lists(
+        st.lists(SECONDS, min_size=1, max_size=9),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_a_price_lies_within_what_speeds_and_samples_allow(measured) -> None:
+    samples = {StepKind(SHALLOW, 1, "", n): xs for n, xs in enumerate(measured, start=1)}
+    assert all(seconds > 0.0 for seconds in prices(samples).values())
+
+
+def test_neighbouring_rounds_tell_what_one_kind_takes_longer() -> None:
+    """What disturbs single rounds, and a machine that slows down, do not enter it."""
+    rounds = []
+    for n in range(32):
+        marked = (n + 1) // 2 % 2 == 1
+        seconds = 0.1 + 0.0002 * n + 0.002 * marked + 0.03 * (n % 8 == 3) + 0.5 * (n == 11)
+        rounds.append((marked, seconds))
+    assert extra_seconds(rounds) == pytest.approx(0.002, abs=0.0003)
+    assert extra_seconds([(not marked, seconds) for marked, seconds in rounds]) == 0.0
+    assert extra_seconds([]) == extra_seconds([(True, 1.0), (True, 2.0)]) == 0.0
 
 
 @pytest.mark.parametrize("limit", [12, 40, 150, 400])
@@ -135,11 +123,16 @@ def test_a_short_context_can_be_profiled(limit: int) -> None:
     assert set(cost.step) <= {limit // 2, SHALLOW}
 
 
-def test_a_budget_without_end_is_no_error() -> None:
+def test_plain_rounds_are_timed_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = engine(max_rows=1)
-    profiler = Profiler(subject, float("inf"), lambda event: None, None)
-    profiler._first = {Shape(SHALLOW, 1, "", 1): 0.01}
-    assert profiler._overlap() >= 0.0
+    one = Profiler(subject, float("inf"), lambda event: None, None)
+    one._first = {StepKind(SHALLOW, 1, "", 1): 10.0}  # far more than a toy's round takes
+    monkeypatch.setattr(profiler, "on_cpu", lambda: True)
+    assert one._overlap(0.0) == 0.0
+    monkeypatch.setattr(profiler, "on_cpu", lambda: False)
+    assert 5.0 < one._overlap(0.0) < 10.0
+    one._first = {StepKind(SHALLOW, 1, "", 1): 1e-9}
+    assert one._overlap(0.0) == 0.0
 
 
 def test_the_rounds_that_price_the_host_are_whole_ones() -> None:
@@ -149,53 +142,24 @@ def test_the_rounds_that_price_the_host_are_whole_ones() -> None:
     follows = [*text, *plain_text("llama", text, 60)]
     for proposers in ([dspark(target)], [ScriptProposer([follows], 4)]):
         subject = make_engine(target, proposers, max_rows=1)
-        profiler = Profiler(subject, 1.0, lambda event: None, None)
+        one = Profiler(subject, 1.0, lambda event: None, None)
         rounds = [
             row.scheduled
-            for events in profiler._rounds(make_policy("fixed"), HOST_ROUNDS)
-            for event in events
-            if isinstance(event, StepDone)
-            for row in event.rows
+            for done in one._rounds(make_policy("fixed"), HOST_ROUNDS)
+            for row in done.rows
         ]
         assert len(rounds) == HOST_ROUNDS and set(rounds) == {proposers[0].spec.block}, rounds
 
 
-def test_rounds_with_and_without_a_look_are_compared_in_turns() -> None:
-    """What disturbs single rounds, and a machine that slows down, do not enter its price."""
-    looks, view = Looks(), RowView("r", "dspark", 4, 500, 100, True, True)
-    assert looks.price == 0.0
-    asked = []
-    for n in range(32):
-        plan = looks.plan([view])
-        assert plan.widths == (4,)
-        asked.append(plan.look)
-        chances = ((0.9, 0.8, 0.7, 0.6),)
-        assert looks.schedule([view], plan.widths, chances if plan.look else None).lengths == (4,)
-        seconds = 0.1 + 0.00003 * n + 0.002 * plan.look + 0.03 * (n % 5 == 3) + 0.5 * (n == 0)
-        drafting = 0.01 if plan.look else 0.0
-        looks.observe(Outcome((view,), (4,), (4,), (2,), (3,), chances, drafting, 0.1, seconds))
-    assert asked[:6] == [False, True, True, False, False, True]
-    assert looks.price == pytest.approx(0.002, abs=0.0003)
+def test_half_of_the_rounds_that_price_reading_confidences_read_them() -> None:
+    target = toy_target()
+    one = Profiler(make_engine(target, [dspark(target)], max_rows=1), 1.0, lambda event: None, None)
+    rounds = list(one._rounds(profiler._ReadHalf(), 8))
+    first = [False, True, True, False]
+    assert [done.draft_seconds > 0.0 for done in rounds] == [*first, *(not x for x in first)]
 
 
-def test_plain_rounds_alone_and_begun_ahead_are_compared_in_turns() -> None:
-    turns, view = Turns(), RowView("r", "dspark", 4, 500, 100, True, True)
-
-    def rounds(count: int, overlapped: bool, seconds: list[float]) -> None:
-        for n in range(count):
-            if not n:
-                assert turns.plan([view]).plain_ahead == (TURN - 1 if overlapped else 0)
-            done = Outcome((view,), (0,), (0,), (0,), (1,), ((),), 0.0, 0.0, seconds[n], overlapped)
-            turns.observe(done)
-
-    assert turns.saved == 0.0
-    for speed in (1.0, 1.2):
-        rounds(TURN, False, [9.0, speed, speed, speed])
-        rounds(TURN, True, [0.0, 0.8 * speed, 0.8 * speed, 0.8 * speed])  # 0: not to be learned
-    assert turns.saved == pytest.approx(0.2 * 1.1)
-
-
-# -- sites ----------------------------------------------------------------------------------
+# -- single steps -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama-window", "gemma3"])
@@ -212,10 +176,10 @@ def test_blank_rows_stand_where_prefilled_rows_would(kind: str, context: int) ->
     assert all(layer.lengths == [context] * 3 for layer in rows.layers)
 
 
-def test_a_site_leaves_caches_and_proposers_as_it_found_them() -> None:
+def test_timing_steps_leaves_caches_and_proposers_as_it_found_them() -> None:
     target = toy_target()
     proposers = [dspark(target), ScriptProposer([[1, 2, 3]], 4), LookupProposer(4)]
-    here = Site(target, proposers, 2, 40)
+    here = StepTimer(target, proposers, 2, 40)
     for width in (4, 1, 3):
         assert here.step(width) > 0.0
         assert here.draft(proposers[0], min(width, proposers[0].spec.block)) > 0.0
@@ -227,11 +191,11 @@ def test_a_site_leaves_caches_and_proposers_as_it_found_them() -> None:
 def test_waiting_for_a_turn_is_no_price_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     wall, process = iter([0.0, 3.0, 10.0, 13.0]), iter([0.0, 1.0, 10.0, 11.0])
     clocks = SimpleNamespace(perf_counter=lambda: next(wall), process_time=lambda: next(process))
-    monkeypatch.setattr(site, "time", clocks)
-    monkeypatch.setattr(site, "on_cpu", lambda: True)
-    assert site._Stopwatch().seconds() == 1.0
-    monkeypatch.setattr(site, "on_cpu", lambda: False)
-    assert site._Stopwatch().seconds() == 3.0
+    monkeypatch.setattr(step_timer, "time", clocks)
+    monkeypatch.setattr(step_timer, "on_cpu", lambda: True)
+    assert step_timer._Stopwatch().seconds() == 1.0
+    monkeypatch.setattr(step_timer, "on_cpu", lambda: False)
+    assert step_timer._Stopwatch().seconds() == 3.0
 
 
 # -- measuring ------------------------------------------------------------------------------
@@ -358,21 +322,6 @@ def test_the_key_tells_models_drafters_precisions_and_blocks_apart() -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert len({profile_path(key) for key in keys}) == len(keys)
-
-
-def test_a_profile_without_the_price_of_plain_rounds_in_a_row_is_made_again(
-    tmp_path: Path, measured: list
-) -> None:
-    load_or_profile(engine(), "toy", cache_dir=tmp_path)
-    path = profile_path(cost_key(engine(), "toy"), tmp_path)
-    older = json.loads(path.read_text())
-    del older["overlap"]
-    path.write_text(json.dumps(older))
-    assert CostModel.from_json(json.dumps(older)).overlap == 0.0, (
-        "as a table to simulate on it does"
-    )
-    load_or_profile(engine(), "toy", cache_dir=tmp_path)
-    assert len(measured) == 2
 
 
 def test_more_rows_than_were_measured_measure_again(tmp_path: Path, measured: list) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the chat's tests: an app on a scripted backend, and waiting without sleeping."""
+"""Fixtures of the chat's tests: an app on a scripted engine, and waiting without sleeping."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # scripted.py and make_trace.py
 
-from scripted import ScriptedBackend
+from scripted import ScriptedEngine
 
-from tui.app import ChatApp, Start
-from tui.sessions import SessionStore
-from tui.settings import SettingsFile
+from tui.app import ChatApp, StartOptions
+from tui.engine_client import EngineClient
+from tui.session_store import SessionStore
+from tui.settings import Preferences, SettingsFile
 
 
 class Chat:
-    """A running app with its pilot, backend and store."""
+    """A running app with its pilot, engine and store."""
 
     def __init__(self, app: ChatApp, pilot: Any) -> None:
         self.app, self.pilot = app, pilot
-        self.backend: Any = app.backend
+        self.engine: Any = app.engine.engine
         self.store = app.store
 
     @property
@@ -81,28 +82,28 @@ class Chat:
 
 @asynccontextmanager
 async def open_chat(
-    backend: Any = None,
+    engine: Any = None,
     *,
     size: tuple[int, int] = (100, 34),
     store: SessionStore | None = None,
     settings: Path | None = None,
     environ: dict[str, str] | None = None,
     wait: bool = True,
+    pinned: dict[str, Any] | None = None,
     **start: Any,
 ) -> AsyncIterator[Chat]:
-    start.setdefault("pinned", {})
-    start["pinned"] = {"model": "smollm2-135m"} | start["pinned"]
+    pinned = {"model": "smollm2-135m"} | (pinned or {})
     app = ChatApp(
-        backend or ScriptedBackend(),
+        EngineClient(engine or ScriptedEngine()),
         store or SessionStore(None),
-        SettingsFile(settings),
-        Start(**start),
+        Preferences(SettingsFile(settings), pinned),
+        StartOptions(**start),
         environ=environ or {"PATH": ""},
     )
     async with app.run_test(size=size, notifications=True) as pilot:
         chat = Chat(app, pilot)
         if wait:
-            await chat.until(lambda: app.live.loaded or app.live.failure, "the model")
+            await chat.until(lambda: app.stats.loaded or app.stats.failure, "the model")
             await pilot.pause()
         yield chat
 

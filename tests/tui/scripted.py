@@ -1,4 +1,4 @@
-"""A backend for tests that answers from a script, one round for each drain."""
+"""An engine for tests that answers from a script, one round for each drain."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def step(
     )  # fmt: skip
 
 
-class ScriptedBackend:
+class ScriptedEngine:
     """Replies with the texts of ``replies`` in turn; ``hold`` keeps them from going on.
 
     ``hold_after`` sets ``hold`` once so many more rounds were handed out.
@@ -126,8 +126,11 @@ class ScriptedBackend:
         if self._running.pop(request_id, None) is not None:
             self._events.append(finished(request_id, "cancelled", 2))
 
-    def set_schedule(self, schedule: str) -> None:
-        self.calls.append(("set_schedule", schedule))
+    def cancel_load(self) -> None:
+        self.calls.append(("cancel_load",))
+
+    def set_policy(self, schedule: str) -> None:
+        self.calls.append(("set_policy", schedule))
 
     def close(self) -> None:
         self.closed = True

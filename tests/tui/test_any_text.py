@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from scripted import ScriptedBackend
+from scripted import ScriptedEngine
 
 from tui.screens.monitor import MonitorScreen
-from tui.screens.sessions import SessionsScreen
+from tui.screens.session_list import SessionList
 from tui.widgets.tokens import TokenText
 
 HOSTILE = {
@@ -36,9 +36,9 @@ async def test_any_text_is_shown_as_text_and_crashes_nothing(chat, name: str) ->
         "long": ["x" * 60],
         "table": ["[x]"],
     }
-    backend = ScriptedBackend([text])
-    backend.words = 200
-    async with chat(backend, size=(80, 24)) as c:
+    engine = ScriptedEngine([text])
+    engine.words = 200
+    async with chat(engine, size=(80, 24)) as c:
         await c.say(text if text.strip() else "blank")
         assert c.conversation.messages[-1].text == text
 
@@ -55,7 +55,7 @@ async def test_any_text_is_shown_as_text_and_crashes_nothing(chat, name: str) ->
         await c.press("escape")
         await c.until(lambda: c.app.screen is c.app.chat)
         await c.press("ctrl+o")
-        await c.until(lambda: isinstance(c.app.screen, SessionsScreen))
+        await c.until(lambda: isinstance(c.app.screen, SessionList))
         title = "[red]x" if name == "markup" else "2 messages"
         await c.until(lambda: title in clean(), "titles are text as well")
         await c.press("escape")

@@ -11,10 +11,9 @@ from make_trace import make
 from rich.cells import cell_len
 
 from dspark_mlx.events import Finished, Token
-from tui import strip
+from dspark_mlx.stats import EngineStats
 from tui.canvas import Canvas, nice_ceiling
-from tui.charts import gauges, scheduling, timelines
-from tui.state import LiveState
+from tui.charts import draft_strip, gauges, scheduling, timelines
 
 DRAWS = [
     value
@@ -25,8 +24,8 @@ DRAWS = [
 
 
 @pytest.fixture(scope="module")
-def state() -> LiveState:
-    live = LiveState()
+def state() -> EngineStats:
+    live = EngineStats()
     for event in make(3, 300):
         live.apply(event)
     return live
@@ -85,7 +84,7 @@ def test_there_are_charts_for_all_that_is_promised() -> None:
 @pytest.mark.parametrize("draw", DRAWS, ids=lambda d: d.__name__)
 @pytest.mark.parametrize("size", [(0, 0), (1, 1), (7, 2), (38, 6), (80, 20), (200, 3)])
 def test_every_chart_draws_at_any_size_and_with_nothing_known(draw, size, state) -> None:
-    for live in (LiveState(), state):
+    for live in (EngineStats(), state):
         canvas = draw(live, *size)
         assert canvas.width == max(0, size[0])
         for y in range(canvas.height):
@@ -93,42 +92,42 @@ def test_every_chart_draws_at_any_size_and_with_nothing_known(draw, size, state)
             assert sum(cell_len(text) for text, _ in runs) == canvas.width
 
 
-def test_the_speed_up_is_a_number_on_the_screen(state: LiveState) -> None:
+def test_the_speed_up_is_a_number_on_the_screen(state: EngineStats) -> None:
     title = timelines.speed(state, 60, 6).plain()[0]
-    assert f"×{state.speedup:.2f}" in title and f"plain {state.baseline:.1f}" in title
+    assert f"×{state.speedup:.2f}" in title and f"plain {state.plain_tps:.1f}" in title
     assert f"×{state.speedup:.2f}" in gauges.status_line(state, 100).plain()[0]
 
 
-def test_axes_do_not_depend_on_the_data_where_the_scale_is_known(state: LiveState) -> None:
+def test_axes_do_not_depend_on_the_data_where_the_scale_is_known(state: EngineStats) -> None:
     assert "100%" in timelines.acceptance(state, 40, 6).plain()[1]
-    assert timelines.acceptance(LiveState(), 40, 6).plain()[1].startswith("100%")
+    assert timelines.acceptance(EngineStats(), 40, 6).plain()[1].startswith("100%")
     assert timelines.cuts_over_time(state, 40, 6).plain()[1].strip().startswith("7")
     assert timelines.accepted_length(state, 40, 6).plain()[1].strip().startswith("8")
 
 
-def test_the_decision_marks_the_chosen_length(state: LiveState) -> None:
+def test_the_decision_marks_the_chosen_length(state: EngineStats) -> None:
     text = "\n".join(scheduling.decision(state, 40, 8).plain())
-    assert "◆" in text and state.last_row is not None
-    assert f"verify {state.last_row.scheduled}:" in text
+    assert "◆" in text and state.last_draft is not None
+    assert f"verify {state.last_draft.scheduled}:" in text
 
 
-def test_time_lines_show_the_same_rounds(state: LiveState) -> None:
+def test_time_lines_show_the_same_rounds(state: EngineStats) -> None:
     draws = (timelines.acceptance, timelines.accepted_length)
     rows = [draw(state, 45, 8).plain() for draw in draws]
     assert all(any(0x2800 < ord(c) < 0x2900 for c in "".join(r[1:])) for r in rows)
 
 
-def test_the_strip_shows_tokens_fates_cut_and_reason(state: LiveState) -> None:
-    request = next(r for r in state.requests.values() if r.last and r.last.drafted)
-    request.last = next(
+def test_the_strip_shows_tokens_fates_cut_and_reason(state: EngineStats) -> None:
+    request = next(r for r in state.requests.values() if r.last_draft and r.last_draft.drafted)
+    request.last_draft = next(
         row
         for event in make(1, 200)
         if hasattr(event, "rows") and hasattr(event, "step")
         for row in event.rows
         if 0 < row.accepted < row.scheduled < len(row.drafted)
     )
-    row = request.last
-    lines = strip.draw(request, 120, strip.FULL).plain()
+    row = request.last_draft
+    lines = draft_strip.draw(request, 120, draft_strip.FULL).plain()
     text = "\n".join(lines)
     assert (
         f"{len(row.drafted)} drafted → {row.scheduled} verified → {row.accepted} kept" in lines[0]
@@ -138,54 +137,58 @@ def test_the_strip_shows_tokens_fates_cut_and_reason(state: LiveState) -> None:
     assert "┃" in lines[1] and row.reason in lines[5] and "target's" in text
     assert f"{100 * row.confidence[0]:.0f}%" in lines[2]
     assert f"{100 * row.survival[1]:.0f}%" in lines[3]
-    short = strip.draw(request, 60, strip.SHORT).plain()
+    short = draft_strip.draw(request, 60, draft_strip.SHORT).plain()
     assert row.reason in short[3] and "✓" in short[2]
 
 
 def test_the_strip_has_room_for_the_whole_reason_and_marks_one_that_is_cut(
-    state: LiveState,
+    state: EngineStats,
 ) -> None:
-    request = copy.copy(next(r for r in state.requests.values() if r.last and r.last.drafted))
-    assert request.last
+    request = copy.copy(
+        next(r for r in state.requests.values() if r.last_draft and r.last_draft.drafted)
+    )
+    assert request.last_draft
     reason = "verifying 2 more would cost 211.8 ms for 0.21 expected tokens"
-    request.last = dataclasses.replace(request.last, reason=reason, calibrated=False)
-    for width, height in ((76, strip.FULL), (76, strip.SHORT)):  # a pane of 120 columns
-        lines = strip.draw(request, width, height).plain()
+    request.last_draft = dataclasses.replace(request.last_draft, reason=reason, calibrated=False)
+    for width, height in ((76, draft_strip.FULL), (76, draft_strip.SHORT)):  # a pane of 120 columns
+        lines = draft_strip.draw(request, width, height).plain()
         assert lines[-1].endswith(reason)
-    wide = strip.draw(request, 120, strip.FULL).plain()
+    wide = draft_strip.draw(request, 120, draft_strip.FULL).plain()
     assert wide[2].endswith("uncalibrated") and "uncalibrated" not in wide[-1]
-    request.last = dataclasses.replace(request.last, copied=True)
-    assert strip.draw(request, 120, strip.FULL).plain()[2].endswith("copied from above")
-    narrow = strip.draw(request, 38, strip.SHORT).plain()
+    request.last_draft = dataclasses.replace(request.last_draft, copied=True)
+    assert draft_strip.draw(request, 120, draft_strip.FULL).plain()[2].endswith("copied from above")
+    narrow = draft_strip.draw(request, 38, draft_strip.SHORT).plain()
     assert narrow[-1].endswith("…") and reason.startswith(narrow[-1].strip(" …"))
-    assert strip.draw(None, 38, strip.SHORT).plain()[0].endswith("…")
+    assert draft_strip.draw(None, 38, draft_strip.SHORT).plain()[0].endswith("…")
 
 
 def test_a_round_that_a_drafted_token_ends_has_no_token_of_the_targets_own(
-    state: LiveState,
+    state: EngineStats,
 ) -> None:
-    request = copy.copy(next(r for r in state.requests.values() if r.last and r.last.drafted))
-    row = request.last
+    request = copy.copy(
+        next(r for r in state.requests.values() if r.last_draft and r.last_draft.drafted)
+    )
+    row = request.last_draft
     assert row
     ended = tuple(Token(id, "x", "draft", 0.5, 0.5) for id in row.drafted)
-    request.last = dataclasses.replace(
+    request.last_draft = dataclasses.replace(
         row, scheduled=len(row.drafted), accepted=len(row.drafted), tokens=ended
     )
-    lines = strip.draw(request, 120, strip.FULL).plain()
+    lines = draft_strip.draw(request, 120, draft_strip.FULL).plain()
     assert lines[0].endswith("kept") and "target's" not in "\n".join(lines)
 
 
 @pytest.mark.parametrize("width", [0, 5, 20, 40])
-def test_the_strip_survives_narrow_screens_and_odd_tokens(width: int, state: LiveState) -> None:
-    assert strip.draw(None, width, 6).height == 6
+def test_the_strip_survives_narrow_screens_and_odd_tokens(width: int, state: EngineStats) -> None:
+    assert draft_strip.draw(None, width, 6).height == 6
     for request in state.requests.values():
-        strip.draw(request, width, 6)
-    assert strip.token_text(" a\n\x1b[31m\t") == "·a⏎⇥"
-    assert strip.token_text("") == "∅"
-    assert cell_len(strip.token_text("字" * 40)) <= 14
+        draft_strip.draw(request, width, 6)
+    assert draft_strip.token_text(" a\n\x1b[31m\t") == "·a⏎⇥"
+    assert draft_strip.token_text("") == "∅"
+    assert cell_len(draft_strip.token_text("字" * 40)) <= 14
 
 
-def test_what_runs_is_counted_now_and_not_as_of_the_last_round(state: LiveState) -> None:
+def test_what_runs_is_counted_now_and_not_as_of_the_last_round(state: EngineStats) -> None:
     live = copy.deepcopy(state)
     live.load = dataclasses.replace(live.load, active=2, queued=1)
     for request in live.active:
@@ -197,7 +200,7 @@ def test_what_runs_is_counted_now_and_not_as_of_the_last_round(state: LiveState)
 
 def test_the_gain_stands_beside_the_mean_it_is_made_of() -> None:
     for requests in (1, 2, 3):
-        live = LiveState()
+        live = EngineStats()
         for event in make(requests, 300):
             live.apply(event)
             if not live.samples:
@@ -213,7 +216,7 @@ def test_the_gain_stands_beside_the_mean_it_is_made_of() -> None:
 
 
 def test_long_request_ids_are_told_apart_by_their_ends() -> None:
-    live = LiveState()
+    live = EngineStats()
     for id in ("recorded-1-cc7108866", "recorded-1-c656ef88e", "c12345678"):
         live.request(id)
     table = "\n".join(gauges.requests_table(live, 80, 6).plain())
@@ -222,9 +225,9 @@ def test_long_request_ids_are_told_apart_by_their_ends() -> None:
 
 
 def test_requests_are_named_by_their_conversation_and_id() -> None:
-    live = LiveState()
-    live.request("c12345678").title = "Explain hash maps to me"
-    live.request("c87654321").title = "你好，世界。" * 9
+    live = EngineStats()
+    live.request("c12345678").label = "Explain hash maps to me"
+    live.request("c87654321").label = "你好，世界。" * 9
     for width, name in ((80, "Explain"), (200, "Explain hash maps to me c12345678")):
         table = gauges.requests_table(live, width, 6)
         shown = "\n".join(table.plain())

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from make_trace import TEXTS, make, pieces
-from scripted import ScriptedBackend, finished
+from scripted import ScriptedEngine, finished
 
+from dspark_mlx.errors import DsparkError
 from dspark_mlx.events import Failed, to_json
 from tui.__main__ import main, make_parser, pinned
+from tui.engine_client import EngineClient
 from tui.once import answer
 from tui.settings import Settings
 
@@ -163,35 +165,33 @@ class Terminal(io.StringIO):
 
 def test_control_codes_are_taken_out_for_a_terminal_only() -> None:
     for out, expected in ((Terminal(), "red x\n"), (io.StringIO(), "\x1b[31mred x\n")):
-        backend = ScriptedBackend(["\x1b[31mred x"])
-        assert answer(backend, "hi", Settings(), out, io.StringIO()) == 0
+        engine = ScriptedEngine(["\x1b[31mred x"])
+        assert answer(EngineClient(engine), "hi", Settings(), out) == 0
         assert out.getvalue() == expected
-        assert backend.closed
+        assert engine.closed
 
 
-def test_a_failure_while_answering_is_one_line_with_what_to_do() -> None:
-    class Failing(ScriptedBackend):
+def test_a_failure_while_answering_is_one_error_with_what_to_do() -> None:
+    class Failing(ScriptedEngine):
         def load(self, model: str, **options: Any) -> None:
             self.emit(Failed("no network", "connect and try again"))
 
-    err = io.StringIO()
-    backend = Failing()
-    assert answer(backend, "hi", Settings(), io.StringIO(), err) == 2
-    assert err.getvalue() == "dspark-chat: error: no network (connect and try again)\n"
-    assert backend.closed
+    engine = Failing()
+    with pytest.raises(DsparkError, match=r"no network \(connect and try again\)"):
+        answer(EngineClient(engine), "hi", Settings(), io.StringIO())
+    assert engine.closed
 
-    class Refusing(ScriptedBackend):
+    class Refusing(ScriptedEngine):
         def submit(self, request) -> None:
             self.emit(finished(request.id, "error", message="out of memory", hint="close some"))
 
-    err = io.StringIO()
-    assert answer(Refusing(), "hi", Settings(), io.StringIO(), err) == 2
-    assert err.getvalue() == "dspark-chat: error: out of memory (close some)\n"
+    with pytest.raises(DsparkError, match=r"out of memory \(close some\)"):
+        answer(EngineClient(Refusing()), "hi", Settings(), io.StringIO())
 
 
 def test_settings_and_system_prompt_reach_the_request() -> None:
-    backend = ScriptedBackend(["ok"])
-    answer(backend, "hi", Settings(system="S", temperature=0.5), io.StringIO(), io.StringIO())
-    (request,) = backend.requests
+    engine = ScriptedEngine(["ok"])
+    answer(EngineClient(engine), "hi", Settings(system="S", temperature=0.5), io.StringIO())
+    (request,) = engine.requests
     assert [m["role"] for m in request.messages] == ["system", "user"]
     assert request.sampling.temperature == 0.5

@@ -8,14 +8,14 @@ import time
 
 import pytest
 from make_trace import make
-from scripted import ScriptedBackend, step
+from scripted import ScriptedEngine, step
 from textual.color import Color
 
 from tui import themes
-from tui.replay import ReplayBackend
+from tui.replay import ReplayEngine
 from tui.screens.monitor import MonitorScreen
 from tui.widgets.chart import Chart
-from tui.widgets.live import LivePanel
+from tui.widgets.live_panel import LivePanel
 from tui.widgets.pane import Transcript
 from tui.widgets.tokens import TokenText
 
@@ -27,21 +27,21 @@ class Clock:
         return self.now
 
 
-def replay(requests: int = 1, tokens: int = 200, **more) -> ReplayBackend:
-    return ReplayBackend(make(requests, tokens), 1.0, Clock(), **more)
+def replay(requests: int = 1, tokens: int = 200, **more) -> ReplayEngine:
+    return ReplayEngine(make(requests, tokens), 1.0, Clock(), **more)
 
 
 async def play(c, seconds: float) -> None:
     """Let ``seconds`` of the recording pass."""
-    c.backend._clock.now += seconds
-    version = c.app.live.version
-    await c.until(lambda: c.app.live.version > version, "events of the recording")
+    c.engine._clock.now += seconds
+    version = c.app.stats.version
+    await c.until(lambda: c.app.stats.version > version, "events of the recording")
     await c.pilot.pause()
 
 
 async def test_tokens_are_coloured_by_origin_at_a_key_and_plain_by_default(chat) -> None:
-    backend = ScriptedBackend(["one two three four five six seven eight"])
-    async with chat(backend) as c:
+    engine = ScriptedEngine(["one two three four five six seven eight"])
+    async with chat(engine) as c:
         await c.say("Go")
         assert not c.app.chat.query(TokenText), "plain reading is the default"
         await c.press("ctrl+t")
@@ -98,11 +98,11 @@ async def test_what_was_written_below_the_monitor_is_there_on_return(chat) -> No
 
 
 async def test_the_strip_shows_the_round_and_why_it_was_cut(chat) -> None:
-    backend = ScriptedBackend()
-    backend.hold = True
-    async with chat(backend, size=(120, 40)) as c:
+    engine = ScriptedEngine()
+    engine.hold = True
+    async with chat(engine, size=(120, 40)) as c:
         await c.say("Go", wait=False)
-        backend.emit(step(backend.requests[0].id, [" the", " cat"], 1))
+        engine.emit(step(engine.requests[0].id, [" the", " cat"], 1))
         await c.until(lambda: "verifying 1 more would cost 3.0 ms" in c.screen())
         screen = c.screen()
         for part in ("3 drafted → 2 verified → 1 kept + 1", "·the", "✓ kept", "✗ wrong", "· cut",
@@ -114,12 +114,12 @@ async def test_the_panel_shows_speed_against_the_baseline(chat) -> None:
     async with chat(replay(play=False), size=(120, 50)) as c:
         await c.say("Go", wait=False)
         await play(c, 3.0)
-        live = c.app.live
+        live = c.app.stats
         speedup = f"×{live.speedup:.2f}"
         await c.until(lambda: speedup in c.screen())
         for name in ("tokens/s", "draft length", "cuts", "kept at position", "round", "time",
                      "memory", "context", "slowdown", "acceptance",
-                     f"over {live.baseline:.1f} plain"):  # fmt: skip
+                     f"over {live.plain_tps:.1f} plain"):  # fmt: skip
             await c.until(lambda name=name: name in c.screen(), name)
         await c.press("ctrl+l")
         await c.until(lambda: not c.app.chat.query_one(LivePanel).display)
@@ -155,8 +155,8 @@ async def test_the_monitor_lists_every_request_and_follows(chat) -> None:
         def table() -> str:
             return c.app.screen.query(Chart).first().plain
 
-        assert len(c.app.live.requests) == 3
-        await c.until(lambda: all(f"…{id[-10:]} " in table() for id in c.app.live.requests))
+        assert len(c.app.stats.requests) == 3
+        await c.until(lambda: all(f"…{id[-10:]} " in table() for id in c.app.stats.requests))
         before = table()
         await play(c, 2.0)
         await c.until(lambda: table() != before)
@@ -180,13 +180,13 @@ async def test_a_recording_opens_a_chat_for_each_of_its_requests(chat) -> None:
 async def test_a_recording_can_be_paused_and_sped_up(chat) -> None:
     async with chat(replay(1, 300)) as c:
         await c.app.run_action("replay('pause')")
-        version = c.app.live.version
-        c.backend._clock.now += 5
+        version = c.app.stats.version
+        c.engine._clock.now += 5
         await c.pilot.pause(0.3)
-        assert c.app.live.version == version
+        assert c.app.stats.version == version
         await c.app.run_action("replay('pause')")
         await c.app.run_action("replay('faster')")
-        assert c.backend.speed == 2.0
+        assert c.engine.speed == 2.0
 
 
 async def test_charts_are_not_drawn_again_when_nothing_changed(chat) -> None:
@@ -245,12 +245,12 @@ def test_two_lines_of_one_chart_differ_without_colour(dark: bool) -> None:
 
 async def test_no_color_leaves_no_colour_and_the_marks_tell_all(chat, monkeypatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    backend = ScriptedBackend()
-    backend.hold = True
-    async with chat(backend, size=(120, 40), environ={"NO_COLOR": "1", "PATH": ""}) as c:
+    engine = ScriptedEngine()
+    engine.hold = True
+    async with chat(engine, size=(120, 40), environ={"NO_COLOR": "1", "PATH": ""}) as c:
         assert c.app.no_color
         await c.say("Go", wait=False)
-        backend.emit(step(backend.requests[0].id, [" the", " cat"], 1))
+        engine.emit(step(engine.requests[0].id, [" the", " cat"], 1))
         await c.until(lambda: "✓ kept" in c.screen())
         grey = themes.chart_colours(dark=True, no_color=True)["dspark-predicted"]
         assert c.app.theme_variables["dspark-predicted"] == grey
@@ -270,7 +270,7 @@ async def test_the_display_costs_little_of_what_generation_needs(chat) -> None:
         await c.say("Go", wait=False)
         started = time.process_time()
         for _ in range(24):
-            c.backend._clock.now += 1 / 12
+            c.engine._clock.now += 1 / 12
             await asyncio.sleep(1 / 12)
         spent = (time.process_time() - started) / 2
         print(f"{spent:.3f} processor seconds a second (pid {os.getpid()})")

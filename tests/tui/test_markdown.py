@@ -8,7 +8,7 @@ import pytest
 from textual.geometry import Offset
 from textual.selection import Selection
 
-from tui.widgets.markdown import _LONG, GrowingMarkdown, Part
+from tui.widgets.markdown import _LONG, GrowingMarkdown, MarkdownPart
 from tui.widgets.pane import Transcript
 
 TEXT = """\
@@ -38,7 +38,7 @@ Done: see [here](http://example.org).
 """
 
 
-async def grown(chat, pieces: list[str]) -> tuple[list[Part], str]:
+async def grown(chat, pieces: list[str]) -> tuple[list[MarkdownPart], str]:
     """The parts and the text on the screen after ``pieces`` were fed one by one."""
     async with chat() as c:
         body = GrowingMarkdown()
@@ -79,9 +79,11 @@ async def test_a_screen_without_room_is_survived(chat, width: int) -> None:
 
 async def test_only_the_last_part_is_laid_out_again(chat, monkeypatch) -> None:
     laid: list[str] = []
-    whole = GrowingMarkdown.lay
+    whole = GrowingMarkdown.lay_out
     monkeypatch.setattr(
-        GrowingMarkdown, "lay", lambda s, part, w: (laid.append(part.source), whole(s, part, w))[1]
+        GrowingMarkdown,
+        "lay_out",
+        lambda s, part, w: (laid.append(part.source), whole(s, part, w))[1],
     )
     paragraphs = [f"paragraph {n}\n\n" for n in range(50)]
     await grown(chat, paragraphs)

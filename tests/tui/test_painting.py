@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from scripted import ScriptedBackend
+from scripted import ScriptedEngine
 from textual._compositor import Compositor
 from textual.geometry import Region
 
-from tui.compositor import SparingCompositor
-from tui.widgets.lined import Grounded
+from tui.textual_patches.compositor import SparingCompositor
+from tui.widgets.cached_lines import Background
 from tui.widgets.markdown import GrowingMarkdown
 from tui.widgets.pane import Transcript
 
@@ -33,7 +33,7 @@ def painted(compositor: Compositor, crop: Region) -> list[list[tuple[int, object
 
 @pytest.mark.parametrize("size", [(80, 24), (130, 40)])
 async def test_a_paint_is_what_textual_would_paint(chat, monkeypatch, size) -> None:
-    async with chat(ScriptedBackend([TEXT * 4, TEXT]), size=size) as c:
+    async with chat(ScriptedEngine([TEXT * 4, TEXT]), size=size) as c:
         await c.say("One")
         await c.say("Two")
         compositor = c.app.chat._compositor
@@ -49,23 +49,23 @@ async def test_a_paint_is_what_textual_would_paint(chat, monkeypatch, size) -> N
 
 
 async def test_only_rows_to_be_painted_are_rendered(chat, monkeypatch) -> None:
-    async with chat(ScriptedBackend([TEXT * 4, TEXT])) as c:
+    async with chat(ScriptedEngine([TEXT * 4, TEXT])) as c:
         await c.say("One")
         await c.say("Two")
         rows: list[int] = []
-        render = Grounded.render_lines
+        render = Background.render_lines
 
         def counted(self, crop: Region):
             rows.append(crop.height)
             return render(self, crop)
 
-        monkeypatch.setattr(Grounded, "render_lines", counted)
+        monkeypatch.setattr(Background, "render_lines", counted)
         painted(c.app.chat._compositor, Region(4, 8, 10, 2))
         assert rows and max(rows) == 2
 
 
 async def test_a_reply_that_grows_by_a_line_takes_one_layout(chat, monkeypatch) -> None:
-    async with chat(ScriptedBackend(["word " * 4])) as c:
+    async with chat(ScriptedEngine(["word " * 4])) as c:
         await c.say("One")
         view = c.pane.query_one(GrowingMarkdown)
         await c.pilot.pause(0.2)
@@ -86,7 +86,7 @@ async def test_a_reply_that_grows_by_a_line_takes_one_layout(chat, monkeypatch) 
 
 
 async def test_lines_that_stay_are_finished_once(chat, monkeypatch) -> None:
-    async with chat(ScriptedBackend(["many words " * 40])) as c:
+    async with chat(ScriptedEngine(["many words " * 40])) as c:
         await c.say("One")
         view = c.pane.query_one(GrowingMarkdown)
         assert view.size.height > 3
@@ -101,20 +101,20 @@ async def test_lines_that_stay_are_finished_once(chat, monkeypatch) -> None:
 
 
 async def test_a_change_of_theme_reaches_every_ground(chat) -> None:
-    async with chat(ScriptedBackend([TEXT])) as c:
+    async with chat(ScriptedEngine([TEXT])) as c:
         await c.say("One")
-        grounds = [w for w in c.app.chat.walk_children() if isinstance(w, Grounded)]
+        grounds = [w for w in c.app.chat.walk_children() if isinstance(w, Background)]
         assert len(grounds) == 8, "three containers, the answer, four charts"
-        before = c.pane.query_one(Transcript).ground
+        before = c.pane.query_one(Transcript).background_colour
         c.app.change(theme="dspark-light" if c.app.current_theme.dark else "dspark-dark")
-        await c.until(lambda: c.pane.query_one(Transcript).ground != before)
+        await c.until(lambda: c.pane.query_one(Transcript).background_colour != before)
         await c.pilot.pause()
         for widget in grounds:
-            assert widget.ground == widget.background_colors[1], widget
+            assert widget.background_colour == widget.background_colors[1], widget
 
 
 async def test_a_reader_who_scrolls_up_as_the_text_is_resized_stays_there(chat) -> None:
-    async with chat(ScriptedBackend(["line\n\n" * 60])) as c:
+    async with chat(ScriptedEngine(["line\n\n" * 60])) as c:
         await c.say("One")
         transcript = c.pane.query_one(Transcript)
         assert transcript.following and transcript.show_vertical_scrollbar
@@ -127,7 +127,7 @@ async def test_a_reader_who_scrolls_up_as_the_text_is_resized_stays_there(chat) 
 @pytest.mark.parametrize("way", ["resize", "panel"])
 async def test_a_width_that_comes_back_shows_the_text_as_before(chat, way) -> None:
     text = "Jack's crew was a motley crew, and they were all seasoned sailors. " * 6 + TEXT
-    async with chat(ScriptedBackend([text]), size=(120, 40)) as c:
+    async with chat(ScriptedEngine([text]), size=(120, 40)) as c:
         await c.say("One")
         view = c.pane.query_one(GrowingMarkdown)
         before = left(c.screen())
@@ -150,7 +150,7 @@ def left(screen: str) -> list[str]:
 
 
 async def test_text_that_is_selected_can_be_read(chat) -> None:
-    async with chat(ScriptedBackend(["Some words to be marked."])) as c:
+    async with chat(ScriptedEngine(["Some words to be marked."])) as c:
         await c.say("One")
         view = c.pane.query_one(GrowingMarkdown)
         at = view.region
@@ -158,7 +158,7 @@ async def test_text_that_is_selected_can_be_read(chat) -> None:
         await c.pilot.hover(offset=(at.x + 12, at.y))
         await c.pilot.mouse_up(offset=(at.x + 12, at.y))
         await c.pilot.pause()
-        plain = view._finish(view._lines[0], view.ground)
+        plain = view._finish(view._lines[0], view.background_colour)
         [line] = view.render_lines(Region(0, 0, view.size.width + 4, 1))
         marked = [s for s in line if s.text.strip() and s.style.bgcolor not in grounds(plain)]
         assert "".join(s.text for s in marked).strip() == "Some words"

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 
-from scripted import ScriptedBackend
+from scripted import ScriptedEngine
 from textual.widgets import Static
 
-from tui.sessions import SessionStore
-from tui.widgets.message import MessageView
+from tui.session_store import SessionStore
+from tui.widgets.message_view import MessageView
 from tui.widgets.pane import Transcript
-from tui.widgets.prompt import Prompt
+from tui.widgets.prompt_box import PromptBox
 
 
 async def test_two_chats_write_side_by_side(chat) -> None:
-    backend = ScriptedBackend(["left " * 60, "right " * 60])
-    backend.hold = True
-    async with chat(backend, size=(160, 40)) as c:
+    engine = ScriptedEngine(["left " * 60, "right " * 60])
+    engine.hold = True
+    async with chat(engine, size=(160, 40)) as c:
         await c.say("One", wait=False)
         await c.press("f6")
         await c.until(lambda: len(c.app.chat.panes) == 2)
         await c.say("Two", wait=False)
         await c.until(lambda: sum(bool(p.conversation.active) for p in c.app.chat.panes) == 2)
-        await c.until(lambda: len(c.app.live.active) == 2)
-        backend.hold = False
+        await c.until(lambda: len(c.app.stats.active) == 2)
+        engine.hold = False
         await c.until(lambda: not any(p.conversation.active for p in c.app.chat.panes))
         await c.settled()
         await c.until(lambda: "left left" in c.screen() and "right right" in c.screen())
@@ -48,20 +48,20 @@ async def test_tabs_keep_each_draft_and_are_reached_by_key_and_mouse(chat) -> No
 
 
 async def test_a_reader_who_scrolled_up_is_not_pulled_down(chat) -> None:
-    backend = ScriptedBackend(["line\n\n" * 60, "more\n\n" * 60])
-    backend.words = 20
-    async with chat(backend) as c:
+    engine = ScriptedEngine(["line\n\n" * 60, "more\n\n" * 60])
+    engine.words = 20
+    async with chat(engine) as c:
         await c.say("One")
         transcript = c.pane.query_one(Transcript)
         await c.until(
             lambda: transcript.scroll_y == transcript.max_scroll_y > 20, "new text is followed"
         )
-        backend.hold_after = 1
+        engine.hold_after = 1
         await c.say("Two", wait=False)
         await c.until(lambda: len(c.conversation.messages[3].text) > 20)
         transcript.scroll_to(y=3, animate=False)
         await c.until(lambda: transcript.scroll_y == 3)
-        backend.hold = False
+        engine.hold = False
         assert c.conversation.active, "most of the reply is still to come"
         await c.until(lambda: not c.conversation.active)
         await c.settled()
@@ -73,11 +73,11 @@ async def test_a_reader_who_scrolled_up_is_not_pulled_down(chat) -> None:
 async def test_long_histories_open_with_the_newest_and_show_earlier_on_demand(chat) -> None:
     store = SessionStore(None)
     async with chat(store=store) as c:
-        from tui.conversation import Conversation, Message
+        from tui.conversation import ChatMessage, Conversation
 
         old = Conversation(title="long")
         for n in range(60):
-            old.messages += [Message("user", f"q{n}"), Message("assistant", f"a{n}")]
+            old.messages += [ChatMessage("user", f"q{n}"), ChatMessage("assistant", f"a{n}")]
         store.save(old, "toy")
         again = store.load(old.session)
         pane = await c.app.chat.open(again)
@@ -85,7 +85,7 @@ async def test_long_histories_open_with_the_newest_and_show_earlier_on_demand(ch
         await c.settled()
         assert pane.views[-1].message.text == "a59"
         await c.until(lambda: "a59" in c.screen())
-        await pane.show_earlier()
+        await pane.action_show_earlier()
         assert len(pane.views) == 48 and pane.views[0].message.text == "q36"
 
 
@@ -100,7 +100,7 @@ async def test_messages_are_reached_by_keyboard(chat) -> None:
         assert c.app.focused is c.pane.views[1]
         await c.until(lambda: "Write again" in c.screen(), "what can be done, in the footer")
         await c.press("tab")
-        assert isinstance(c.app.focused, Prompt)
+        assert isinstance(c.app.focused, PromptBox)
 
 
 async def test_the_welcome_goes_when_the_first_message_comes(chat) -> None:
@@ -121,8 +121,8 @@ async def test_the_welcome_fits_the_pane_line_by_line(chat) -> None:
 
 async def test_a_chat_closed_while_its_reply_runs_was_stopped_not_interrupted(chat) -> None:
     store = SessionStore(None)
-    backend = ScriptedBackend(["never ending " * 200])
-    async with chat(backend, store=store) as c:
+    engine = ScriptedEngine(["never ending " * 200])
+    async with chat(engine, store=store) as c:
         await c.say("One", wait=False)
         await c.until(lambda: c.conversation.messages[1].text)
         closed = c.conversation
@@ -136,15 +136,15 @@ async def test_a_chat_closed_while_its_reply_runs_was_stopped_not_interrupted(ch
 
 
 async def test_a_chat_on_its_way_out_is_not_touched_by_what_still_comes(chat) -> None:
-    backend = ScriptedBackend(["left " * 200, "right " * 200])
-    async with chat(backend, pinned={"token_colours": True}) as c:
+    engine = ScriptedEngine(["left " * 200, "right " * 200])
+    async with chat(engine, pinned={"token_colours": True}) as c:
         await c.say("One", wait=False)
         await c.press("ctrl+n")
         await c.until(lambda: len(c.app.chat.panes) == 2)
         await c.say("Two", wait=False)
         closing = asyncio.create_task(c.app.chat.action_close())
         while not closing.done():
-            await c.app.pump()
+            await c.app.tick()
             c.app.chat.redraw()
             c.app.chat.action_origin()
             await asyncio.sleep(0)
@@ -155,12 +155,12 @@ async def test_a_chat_on_its_way_out_is_not_touched_by_what_still_comes(chat) ->
 
 
 async def test_a_reply_dropped_while_the_next_one_starts_is_not_touched(chat) -> None:
-    backend = ScriptedBackend(["old " * 20, "new " * 20])
-    async with chat(backend) as c:
+    engine = ScriptedEngine(["old " * 20, "new " * 20])
+    async with chat(engine) as c:
         await c.say("One")
         again = asyncio.create_task(c.app.chat.action_regenerate())
         while not again.done():
-            await c.app.pump()
+            await c.app.tick()
             c.app.chat.action_origin()
             await asyncio.sleep(0)
         await again

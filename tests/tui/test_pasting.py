@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tui.pasting import Pastes
+from tui.textual_patches.pasting import Pastes
 
 INPUT = "a\x1b[200~one \x1b[31m\r\x1b\x1b[A two\x1b[201~b\x1b[A\x1b[200~\x1b[201~c\x1b"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from scripted import ScriptedBackend
+from scripted import ScriptedEngine
 from textual import events
 
-from tui.sessions import SessionStore
+from tui.session_store import SessionStore
 from tui.widgets.pane import Transcript
 
 
@@ -29,8 +29,8 @@ async def test_every_newline_key_makes_a_line_and_enter_sends_all(chat) -> None:
         await c.press("a", "ctrl+j", "b", "shift+enter", "c", "alt+enter", "d")
         assert c.pane.prompt.text == "a\nb\nc\nd"
         await c.press("enter")
-        await c.until(lambda: c.backend.requests)
-        assert c.backend.requests[0].messages[-1]["content"] == "a\nb\nc\nd"
+        await c.until(lambda: c.engine.requests)
+        assert c.engine.requests[0].messages[-1]["content"] == "a\nb\nc\nd"
 
 
 async def test_a_paste_of_two_thousand_lines_is_one_message_at_once(chat) -> None:
@@ -42,10 +42,10 @@ async def test_a_paste_of_two_thousand_lines_is_one_message_at_once(chat) -> Non
         prompt.post_message(events.Paste(lines))
         await c.until(lambda: prompt.text == lines, "the paste")
         spent = time.process_time() - started
-        assert c.backend.requests == [], "nothing is sent by a paste"
+        assert c.engine.requests == [], "nothing is sent by a paste"
         await c.press("enter")
-        await c.until(lambda: c.backend.requests)
-        assert c.backend.requests[0].messages[-1]["content"] == lines
+        await c.until(lambda: c.engine.requests)
+        assert c.engine.requests[0].messages[-1]["content"] == lines
         await c.until(lambda: "1,986 more lines" in c.screen(), "the fold")
         assert spent < 5, f"{spent:.1f} s of work for a paste"
 
@@ -72,19 +72,19 @@ async def test_up_and_down_walk_through_earlier_inputs_and_back_to_the_draft(cha
 
 
 async def test_text_typed_while_a_reply_is_written_stays(chat) -> None:
-    backend = ScriptedBackend()
-    backend.hold = True
-    async with chat(backend) as c:
+    engine = ScriptedEngine()
+    engine.hold = True
+    async with chat(engine) as c:
         await c.say("Go", wait=False)
         c.pane.prompt.put("the next question")
         await c.press("enter")
         await c.until(lambda: c.told("Still writing"))
-        assert c.pane.prompt.text == "the next question" and len(backend.requests) == 1
+        assert c.pane.prompt.text == "the next question" and len(engine.requests) == 1
 
 
 async def test_typing_reaches_the_box_while_a_reply_is_written(chat) -> None:
-    backend = ScriptedBackend([("word " * 20 + "\n\n") * 40])
-    async with chat(backend, size=(120, 40)) as c:
+    engine = ScriptedEngine([("word " * 20 + "\n\n") * 40])
+    async with chat(engine, size=(120, 40)) as c:
         await c.say("Go", wait=False)
         c.pane.prompt.focus()
         for key in "hello":
@@ -107,7 +107,7 @@ async def test_what_was_typed_just_before_quitting_is_there_again(chat) -> None:
 
 
 async def test_page_keys_scroll_the_chat_from_the_box_and_a_long_draft_itself(chat) -> None:
-    async with chat(ScriptedBackend(["line\n\n" * 60])) as c:
+    async with chat(ScriptedEngine(["line\n\n" * 60])) as c:
         await c.say("One")
         transcript = c.pane.query_one(Transcript)
         end = transcript.scroll_y

@@ -20,7 +20,7 @@ from make_trace import make
 
 from dspark_mlx.events import Finished, StepDone, to_json
 from dspark_mlx.trace import read_trace
-from tui.sessions import SessionStore
+from tui.session_store import SessionStore
 
 ROOT = Path(__file__).parents[2]
 _CODES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[=>()][0-9A-Z]?")
@@ -181,13 +181,13 @@ def test_a_crash_restores_the_terminal_and_shows_where_the_log_is(
     # A fault put in from outside: the state refuses the tenth event.
     (tmp_path / "fault").mkdir()
     (tmp_path / "fault" / "sitecustomize.py").write_text(
-        "from tui import state\n"
-        "whole, count = state.LiveState.apply, [0]\n"
+        "from dspark_mlx import stats\n"
+        "whole, count = stats.EngineStats.apply, [0]\n"
         "def apply(self, event):\n"
         "    count[0] += 1\n"
         "    if count[0] > 9: raise RuntimeError('put in by a test')\n"
         "    whole(self, event)\n"
-        "state.LiveState.apply = apply\n"
+        "stats.EngineStats.apply = apply\n"
     )
     path = f"{tmp_path / 'fault'}{os.pathsep}{ROOT}"
     term = terminal("--replay", str(long_trace), env={"PYTHONPATH": path})
@@ -200,7 +200,7 @@ def test_a_crash_restores_the_terminal_and_shows_where_the_log_is(
 
 
 def test_a_kill_leaves_what_was_on_the_screen(terminal, tmp_path: Path) -> None:
-    from tui.sessions import SessionStore
+    from tui.session_store import SessionStore
 
     model = write_model(tmp_path / "model")
     trace = tmp_path / "run.jsonl"

@@ -11,7 +11,7 @@ import pytest
 from scripted import finished, step
 
 from tui.conversation import Conversation
-from tui.sessions import SessionStore
+from tui.session_store import SessionStore
 from tui.settings import Settings
 
 
@@ -89,7 +89,7 @@ def test_a_killed_process_loses_nothing_that_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "chat.sqlite3"
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from tui.sessions import SessionStore; from tui.conversation import Conversation\n"
+        "from tui.session_store import SessionStore; from tui.conversation import Conversation\n"
         "from tui.settings import Settings\n"
         "store = SessionStore(Path(sys.argv[1])); chat = Conversation(); chat.ask('Why?')\n"
         "chat.request('r', Settings()); store.save(chat, 'toy')\n"
@@ -206,3 +206,30 @@ def test_the_folder_of_the_chats_is_the_users_alone(tmp_path: Path) -> None:
     store = SessionStore(tmp_path / "data" / "chat.sqlite3")
     store.close()
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_database_from_before_versions_were_counted_opens_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "chat.sqlite3"
+    store = SessionStore(path)
+    talk(store, "Why?", "Because.")
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version=0")
+    store = SessionStore(path)
+    assert not store.problem and [e.title for e in store.entries()] == ["Why?"]
+    store.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+
+
+def test_a_database_of_a_newer_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "chat.sqlite3"
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version=99")
+    store = SessionStore(path)
+    assert "newer version" in store.problem
+    talk(store, "Why?")
+    assert len(store.entries()) == 1, "the chat works in memory"
+    store.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)

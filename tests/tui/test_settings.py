@@ -3,13 +3,14 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_mlx.errors import UsageError
-from tui.settings import Settings, SettingsFile, _toml, parse
+from tui.settings import OPTIONS, Preferences, Settings, SettingsFile, parse
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
@@ -80,13 +81,41 @@ def test_form_texts_are_understood() -> None:
 TEXT = st.text(alphabet=st.characters(codec="utf-8"))
 
 
-@given(
-    st.dictionaries(
-        TEXT,
-        st.one_of(TEXT, st.booleans(), st.integers(-(2**60), 2**60),
-                  st.floats(allow_nan=False, allow_infinity=False),
-                  st.lists(st.integers(0, 9)), st.dictionaries(TEXT, TEXT)),
+@given(TEXT, st.dictionaries(TEXT, TEXT), st.floats(0, 1e9), st.integers(0, 2**64 - 1))
+def test_any_value_survives_writing(system: str, keys: dict, temperature: float, seed: int) -> None:
+    wanted = Settings(system=system, keys=keys, temperature=temperature, seed=seed)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "chat.toml"
+        SettingsFile(path).save(wanted)
+        assert SettingsFile(path).load() == wanted
+
+
+def test_comments_of_a_person_survive_saving(tmp_path: Path) -> None:
+    path = tmp_path / "chat.toml"
+    path.write_text(
+        "# my settings\ntop_k = 3  # not too many\n\n[keys]\n# as in the editor\n"
+        '"chat.new" = "ctrl+b"\n'
     )
-)  # fmt: skip
-def test_any_table_survives_writing(table: dict) -> None:
-    assert tomllib.loads(_toml(table)) == table
+    file = SettingsFile(path)
+    settings = file.load()
+    file.save(dataclasses.replace(settings, top_k=4, top_p=0.5))
+    text = path.read_text()
+    for comment in ("# my settings", "# not too many", "# as in the editor"):
+        assert comment in text
+    again = SettingsFile(path).load()
+    assert (again.top_k, again.top_p, again.keys) == (4, 0.5, {"chat.new": "ctrl+b"})
+
+
+def test_every_option_has_a_type_that_can_be_read_and_words_that_explain_it() -> None:
+    for name, option in OPTIONS.items():
+        assert option.about.help
+        assert parse(name, option.default) == option.default
+
+
+def test_flags_are_for_this_run_and_changes_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "chat.toml"
+    preferences = Preferences(SettingsFile(path), {"temperature": 0.9})
+    preferences.change(top_k=5)
+    assert (preferences.now.temperature, preferences.now.top_k) == (0.9, 5)
+    kept = SettingsFile(path).load()
+    assert (kept.temperature, kept.top_k) == (0.0, 5)

@@ -30,7 +30,7 @@ SHOTS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
 async def shoot(open_chat: Any, size: tuple[int, int], keys: tuple[str, ...]) -> str:
     from make_trace import make
 
-    from tui.replay import ReplayBackend
+    from tui.replay import ReplayEngine
 
     class Clock:
         now = 0.0
@@ -40,11 +40,11 @@ async def shoot(open_chat: Any, size: tuple[int, int], keys: tuple[str, ...]) ->
 
     # Request ids are drawn by chance; the picture must not be.
     secrets.token_hex = lambda n: "0" * 2 * n  # type: ignore[assignment]
-    replay = ReplayBackend(make(1, 200), 1.0, Clock(), play=False)
+    replay = ReplayEngine(make(1, 200), 1.0, Clock(), play=False)
     async with open_chat(replay, size=size) as c:
         await c.say("Explain it", wait=False)
         replay._clock.now = 3.0  # type: ignore[attr-defined]
-        await c.until(lambda: c.app.live.samples)
+        await c.until(lambda: c.app.stats.samples)
         await c.settled()
         await c.press(*keys)
         c.app.screen.set_focus(None)  # no blinking cursor

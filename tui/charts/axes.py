@@ -1,7 +1,7 @@
 """What every chart is drawn with: title row, axis, lines, bars, curves and marks on a canvas.
 
-Knows cells and shares of a plot, nothing of the live state. The plot begins
-below the title and ``AXIS`` cells from the left.
+The functions here know cells and shares of a plot, not the statistics. The plot begins below the
+title and ``AXIS`` cells from the left.
 """
 
 from __future__ import annotations

@@ -1,23 +1,21 @@
-"""What is so at this moment: time shares, memory, context, all requests, and the status row."""
+"""The state at this moment: time shares, memory, context, all requests, and the status row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.cells import cell_len
+from dspark_mlx.stats import EngineStats, RequestStats
 
 from ..canvas import Canvas
-from ..request_state import RequestState
-from ..state import LiveState
-from ..text import count, one_line, size
+from ..display_text import count, fit, one_line, size
 from . import axes
 from .axes import number, percent
 
 
-def shares(state: LiveState, width: int, height: int) -> Canvas:
+def shares(stats: EngineStats, width: int, height: int) -> Canvas:
     """Draft, verify and host share of the time: a bar and its legend."""
     canvas = Canvas(width, height)
-    draft, verify, host = state.shares()
+    draft, verify, host = stats.time_shares()
     parts = [f"draft {percent(draft)}", f"verify {percent(verify)}", f"host {percent(host)}"]
     axes.title(canvas, "time", [" ".join(parts), " ".join(parts[:2])])
     canvas.stacked(
@@ -26,71 +24,62 @@ def shares(state: LiveState, width: int, height: int) -> Canvas:
     return canvas
 
 
-def memory(state: LiveState, width: int, height: int) -> Canvas:
+def memory(stats: EngineStats, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    held = state.memory
-    weights = held.weights or (state.loaded.weight_bytes if state.loaded else 0)
+    held = stats.memory
+    weights = held.weights or (stats.loaded.weight_bytes if stats.loaded else 0)
     peak = max(held.peak, weights + held.kv, 1)
     kv = f"KV {size(held.kv)}"
     parts = [kv, f"weights {size(weights)}", f"peak {size(held.peak)}"]
     axes.title(canvas, "memory", [" ".join(parts), " ".join([kv, parts[2]]), kv])
-    canvas.stacked(
-        0,
-        1,
-        width,
-        [
-            (weights / peak, "█", "target"),
-            (held.kv / peak, "▓", "draft"),
-            (1 - (weights + held.kv) / peak, "░", "axis"),
-        ],
-    )
+    free = 1 - (weights + held.kv) / peak
+    bars = [(weights / peak, "█", "target"), (held.kv / peak, "▓", "draft"), (free, "░", "axis")]
+    canvas.stacked(0, 1, width, bars)
     return canvas
 
 
-def context(state: LiveState, width: int, height: int) -> Canvas:
+def context(stats: EngineStats, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    limit = state.loaded.context_limit if state.loaded else 0
-    used = max((r.context for r in (state.active or list(state.requests.values())[-1:])), default=0)
+    limit = stats.loaded.context_limit if stats.loaded else 0
+    used = max((r.context for r in stats.newest), default=0)
     axes.title(canvas, "context", f"{used:,} of {limit:,}" if limit else f"{used:,}")
     canvas.text(0, 1, "░" * width, "axis")
     canvas.bar(0, 1, width, used / limit if limit else 0.0, "measured")
     return canvas
 
 
-def _named(request: RequestState, width: int) -> str:
-    """A request's conversation, as far as there is room for it, and its id."""
+def _named(request: RequestStats, width: int) -> str:
+    """A request's label, as far as there is room for it, and its id."""
     short = request.id if len(request.id) < 12 else "…" + request.id[-10:]
-    title = one_line(request.title)
-    while title and cell_len(title) + 1 + len(short) > width:
-        title = title[:-2].rstrip() + "…" if len(title) > 2 else ""
+    title = fit(one_line(request.label), width - 1 - len(short))
     return f"{title} {short}" if title else short
 
 
-def requests_table(state: LiveState, width: int, height: int) -> Canvas:
+def requests_table(stats: EngineStats, width: int, height: int) -> Canvas:
     """All requests, the active ones first, then the newest: lengths and speeds."""
     canvas = Canvas(width, height)
-    columns: list[tuple[str, int, Callable[[RequestState], str]]] = [
-        ("state", 9, lambda r: r.status.value),
+    columns: list[tuple[str, int, Callable[[RequestStats], str]]] = [
+        ("state", 9, lambda r: r.phase),
         ("method", 8, lambda r: r.method or "-"),
         ("context", 8, lambda r: count(r.context)),
-        ("tokens", 7, lambda r: count(r.tokens)),
+        ("tokens", 7, lambda r: count(r.counts.tokens)),
         ("now/s", 7, lambda r: number(r.tps_now) if r.active else "-"),
         ("mean/s", 7, lambda r: number(r.tps_mean)),
-        ("accept", 7, lambda r: percent(r.acceptance)),
-        ("a round", 8, lambda r: number(r.per_round, 2)),
-        ("cut", 4, lambda r: str(r.last.scheduled) if r.last else "-"),
+        ("accept", 7, lambda r: percent(r.counts.acceptance)),
+        ("a round", 8, lambda r: number(r.counts.tokens_per_round, 2)),
+        ("cut", 4, lambda r: str(r.last_draft.scheduled) if r.last_draft else "-"),
     ]
     if width < 90:
         del columns[1]  # the method: mostly the same for all
     room = min(44, max(12, width - sum(wide for _, wide, _ in columns)))
     columns.insert(0, ("request", room, lambda r: _named(r, room - 1)))
-    newest = reversed(state.requests.values())
+    newest = reversed(stats.requests.values())
     rows = sorted(newest, key=lambda r: r.active, reverse=True)
-    active = len(state.active)
+    active = len(stats.active)
     axes.title(
         canvas,
         "requests",
-        f"{active} active, {state.queued} queued, policy {state.policy or '-'}",
+        f"{active} active, {stats.queued} queued, policy {stats.policy or '-'}",
     )
     x = 0
     for name, wide, value in columns:
@@ -105,44 +94,35 @@ def requests_table(state: LiveState, width: int, height: int) -> Canvas:
     return canvas
 
 
-def status_line(state: LiveState, width: int, height: int = 1) -> Canvas:
-    """Everything that matters in one row, most important first; what has no room is left out."""
+def status_line(stats: EngineStats, width: int, height: int = 1) -> Canvas:
+    """The most important numbers in one row, as many as fit."""
     canvas = Canvas(width, 1)
+    active, loaded = stats.active, stats.loaded
     parts: list[tuple[str, str]] = []
-    if state.samples:
-        parts.append((f"{number(state.tps_now)} tok/s", "value"))
-        # Before the gain: it is the mean's, not that of the speed just now.
-        each = " a reply" if len(state.active) > 1 else ""
-        parts.append((f"mean {number(state.tps_reply)}{each}", "dim"))
-        if state.speedup:
-            parts.append(
-                (
-                    f"×{state.speedup:.2f} over {number(state.baseline)} plain",
-                    "good" if state.speedup >= 1 else "reject",
-                )
-            )
-        parts.append((f"{percent(state.acceptance)} accepted", "draft"))
-        parts.append((f"{number(state.per_round, 2)} a round", "dim"))
-        busy = [r for r in state.active]
-        if busy:
-            limit = (
-                f"/{count(state.loaded.context_limit)}"
-                if state.loaded and state.loaded.context_limit
-                else ""
-            )
-            parts.append((f"ctx {count(max(r.context for r in busy))}{limit}", "dim"))
-        if state.load.slowdown_fast > 1.15:
-            parts.append((f"device ×{state.load.slowdown_fast:.1f} slower", "reject"))
-        if len(busy) > 1:
-            parts.append((f"{len(busy)} replies", "target"))
-    elif state.loaded:
-        parts.append((f"{state.loaded.method}: {state.loaded.reason}", "dim"))
-        if state.baseline:
-            parts.append((f"plain {number(state.baseline)} tok/s", "dim"))
+    if stats.samples:
+        each = " a reply" if len(active) > 1 else ""
+        parts.append((f"{number(stats.tps_now)} tok/s", "value"))
+        parts.append((f"mean {number(stats.tps_per_request)}{each}", "dim"))
+        if stats.speedup:  # the mean's
+            gain = f"×{stats.speedup:.2f} over {number(stats.plain_tps)} plain"
+            parts.append((gain, "good" if stats.speedup >= 1 else "reject"))
+        parts.append((f"{percent(stats.recent_acceptance)} accepted", "draft"))
+        parts.append((f"{number(stats.recent_tokens_per_round, 2)} a round", "dim"))
+        if active:
+            used = count(max(r.context for r in active))
+            limit = f"/{count(loaded.context_limit)}" if loaded and loaded.context_limit else ""
+            parts.append((f"ctx {used}{limit}", "dim"))
+        if stats.load.slowdown_fast > 1.15:
+            parts.append((f"device ×{stats.load.slowdown_fast:.1f} slower", "reject"))
+        if len(active) > 1:
+            parts.append((f"{len(active)} replies", "target"))
+    elif loaded:
+        parts.append((f"{loaded.method}: {loaded.reason}", "dim"))
+        if stats.plain_tps:
+            parts.append((f"plain {number(stats.plain_tps)} tok/s", "dim"))
     x = 1
     for text, style in parts:
         if x + len(text) > width - 1:
             break
-        x = canvas.text(x, 0, text, style)
-        x = canvas.text(x, 0, "  ", "")
+        x = canvas.text(x, 0, text, style) + 2
     return canvas

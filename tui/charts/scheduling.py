@@ -1,21 +1,22 @@
-"""What the scheduler goes by, and what became of it.
+"""What the scheduler measures and decides.
 
-The measured cost of a step, what each length would bring, how honest the
-confidences are; where drafts were cut and which positions were kept.
+The cost of a step, the speed expected of each length, the calibration of the confidences, where
+drafts were cut and how often each position was accepted.
 """
 
 from __future__ import annotations
 
+from dspark_mlx.stats import EngineStats
+
 from ..canvas import Canvas, nice_ceiling
-from ..state import LiveState
 from . import axes
 from .axes import number, percent
 
 
-def cost_curve(state: LiveState, width: int, height: int) -> Canvas:
+def cost_curve(stats: EngineStats, width: int, height: int) -> Canvas:
     """Measured seconds of a target step over its width, one line for each number of rows."""
     canvas = Canvas(width, height)
-    table = state.cost
+    table = stats.cost
     if table is None or not table.widths:
         axes.title(canvas, "cost of a step", "not measured")
         return canvas
@@ -36,10 +37,10 @@ def cost_curve(state: LiveState, width: int, height: int) -> Canvas:
     return canvas
 
 
-def decision(state: LiveState, width: int, height: int) -> Canvas:
+def decision(stats: EngineStats, width: int, height: int) -> Canvas:
     """The scheduler's expected tokens/s over the length, the chosen point marked."""
     canvas = Canvas(width, height)
-    row = state.last_row
+    row = stats.last_draft
     if row is None or not row.curve:
         axes.title(canvas, "decision", "no curve yet")
         return canvas
@@ -55,12 +56,12 @@ def decision(state: LiveState, width: int, height: int) -> Canvas:
     return canvas
 
 
-def cut_histogram(state: LiveState, width: int, height: int) -> Canvas:
+def cut_histogram(stats: EngineStats, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    total = sum(state.cuts)
-    mean = sum(n * c for n, c in enumerate(state.cuts)) / total if total else None
+    total = sum(stats.totals.cuts)
+    mean = sum(n * c for n, c in enumerate(stats.totals.cuts)) / total if total else None
     axes.title(canvas, "cuts", f"mean {number(mean)}")
-    counts = state.cuts + [0] * (state.block + 1 - len(state.cuts))
+    counts = stats.totals.cuts + [0] * (stats.block + 1 - len(stats.totals.cuts))
     highest = max(counts) / total if total else 1.0
     top = 1.0 if highest > 0.5 else 0.5
     axes.axis(canvas, percent(top), "")
@@ -68,28 +69,30 @@ def cut_histogram(state: LiveState, width: int, height: int) -> Canvas:
     return canvas
 
 
-def by_position(state: LiveState, width: int, height: int) -> Canvas:
+def by_position(stats: EngineStats, width: int, height: int) -> Canvas:
     canvas = Canvas(width, height)
-    shares = state.by_position()
-    shares += [None] * (state.block - len(shares))
+    shares = stats.totals.acceptance_by_position()
+    shares += [None] * (stats.block - len(shares))
     axes.title(canvas, "kept at position", "")
     axes.axis(canvas, "100%", "")
     axes.bars(canvas, shares, 1, "draft")
     return canvas
 
 
-def reliability(state: LiveState, width: int, height: int) -> Canvas:
-    """How often the drafter was right over how sure it was; the diagonal is honest."""
+def reliability(stats: EngineStats, width: int, height: int) -> Canvas:
+    """The share of accepted tokens over the drafter's confidence; the diagonal is calibrated."""
     canvas = Canvas(width, height)
-    error = state.calibration_error()
-    last = state.last_row
+    error = stats.calibration_error()
+    last = stats.last_draft
     calibrated = last is not None and (last.calibrated or last.copied)
     axes.title(
         canvas, "confidence", f"off by {percent(error)}" + ("" if calibrated else " uncalibrated")
     )
     axes.axis(canvas, "100%", "0%")
     axes.curve(canvas, [(0.0, 0.0), (1.0, 1.0)], "plain")
-    points = [(b.confidence / b.count, b.kept / b.count) for b in state.reliability if b.count >= 5]
+    points = [
+        (b.confidence / b.count, b.accepted / b.count) for b in stats.reliability if b.count >= 5
+    ]
     axes.curve(canvas, points, "draft")
     for point in points:
         axes.mark(canvas, point, "●", "draft")

@@ -1,4 +1,4 @@
-"""Small questions over the chat: yes or no, a line of text, several lines of text."""
+"""Small questions over the chat: yes or no, and text of one or several lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from textual.widgets import Button, Input, Static, TextArea
 
 class Confirm(ModalScreen[bool]):
     BINDINGS: ClassVar = [
-        Binding("escape,n", "no", "No"),
-        Binding("y", "yes", "Yes"),
+        Binding("escape,n", "dismiss(False)", "No"),
+        Binding("y", "dismiss(True)", "Yes"),
         Binding("left,right", "app.focus_next", show=False),
     ]
 
@@ -30,52 +30,34 @@ class Confirm(ModalScreen[bool]):
                 yield Button(self._yes, id="yes", variant="primary")
                 yield Button(self._no, id="no")
 
-    @on(Button.Pressed, "#yes")
-    def action_yes(self) -> None:
-        self.dismiss(True)
-
-    @on(Button.Pressed, "#no")
-    def action_no(self) -> None:
-        self.dismiss(False)
-
-
-class AskLine(ModalScreen[str | None]):
-    """One line of text; None when the user thought better of it."""
-
-    BINDINGS: ClassVar = [Binding("escape", "dismiss(None)", "Cancel")]
-
-    def __init__(self, question: str, value: str = "") -> None:
-        super().__init__(classes="dialog")
-        self._question, self._value = question, value
-
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="box"):
-            yield Static(self._question, markup=False)
-            yield Input(self._value)
-            yield Static("Enter accepts, Esc cancels", classes="hint", markup=False)
-
-    @on(Input.Submitted)
-    def accept(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value)
+    @on(Button.Pressed)
+    def pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")
 
 
 class AskText(ModalScreen[str | None]):
-    """Several lines, such as a system prompt."""
+    """A line of text, or with ``several`` lines of it; ends with None if cancelled."""
 
     BINDINGS: ClassVar = [
         Binding("escape", "dismiss(None)", "Cancel"),
         Binding("ctrl+s", "accept", "Accept", priority=True),
     ]
 
-    def __init__(self, question: str, value: str = "") -> None:
+    def __init__(self, question: str, value: str = "", several: bool = False) -> None:
         super().__init__(classes="dialog")
-        self._question, self._value = question, value
+        self._question, self._several = question, several
+        self._field: Input | TextArea = (
+            TextArea(value, compact=True, show_line_numbers=False) if several else Input(value)
+        )
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="box tall"):
+        with Vertical(classes="box tall" if self._several else "box"):
             yield Static(self._question, markup=False)
-            yield TextArea(self._value, compact=True, show_line_numbers=False)
-            yield Static("Ctrl+S accepts, Esc cancels", classes="hint", markup=False)
+            yield self._field
+            key = "Ctrl+S" if self._several else "Enter"
+            yield Static(f"{key} accepts, Esc cancels", classes="hint", markup=False)
 
+    @on(Input.Submitted)
     def action_accept(self) -> None:
-        self.dismiss(self.query_one(TextArea).text)
+        field = self._field
+        self.dismiss(field.text if isinstance(field, TextArea) else field.value)

@@ -1,4 +1,4 @@
-"""Everything the engine tells, on one screen: requests, time lines, cost, confidence, decision."""
+"""Everything that the engine reports, on one screen: requests, time lines, cost, decision."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from textual.containers import Grid, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from dspark_mlx.stats import EngineStats
+
 from ..charts import Draw, gauges, scheduling, timelines
-from ..pace import CHART_SECONDS, Pace
-from ..state import LiveState
-from ..widgets.chart import Chart
+from ..widgets.chart import CHART_SECONDS, Chart, Throttle
 
 _GRID = (
     timelines.speed,
@@ -39,28 +39,26 @@ class MonitorScreen(Screen[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-two"), (110, "-three"), (170, "-four")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (36, "-middle"), (52, "-high")]  # noqa: RUF012
 
-    def __init__(self, live: LiveState) -> None:
+    def __init__(self, stats: EngineStats) -> None:
         super().__init__()
-        self._live = live
-        self._pace = Pace(CHART_SECONDS, self.redraw)
+        self._stats = stats
+        self._throttle = Throttle(CHART_SECONDS, self.redraw)
 
     def _chart(self, draw: Draw, classes: str = "") -> Chart:
-        return Chart(lambda w, h: draw(self._live, w, h), classes=classes)
+        return Chart(lambda w, h: draw(self._stats, w, h), classes=classes)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=True):
             yield self._chart(gauges.requests_table, "requests")
             with Grid():
-                for draw in _GRID:
-                    yield self._chart(draw)
+                yield from map(self._chart, _GRID)
                 with Vertical():
-                    for draw in _STACKED:
-                        yield self._chart(draw)
+                    yield from map(self._chart, _STACKED)
         yield self._chart(gauges.status_line, "status")
         yield Footer(compact=True)
 
-    def beat(self, news: bool) -> None:
-        self._pace.beat(news)
+    def tick(self, news: bool) -> None:
+        self._throttle.tick(news)
 
     def redraw(self) -> None:
         for chart in self.query(Chart):

@@ -1,9 +1,10 @@
-"""The widget that shows a canvas: any chart function, redrawn when told and only when seen."""
+"""The widget that shows a canvas, and how often it is redrawn."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 from rich.segment import Segment
 from rich.style import Style
@@ -12,57 +13,38 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 
 from ..canvas import Canvas
-from .inks import solid
-from .lined import Lined
+from .cached_lines import CachedLines
+from .rich_theme import RichTheme, rich_theme
 
+STRIP_SECONDS = 0.4  # between two paints of the draft strip: time to read a word
+CHART_SECONDS = 1.0
 _NOTHING = Strip([])
 
 
-class Palette:
-    """Style names of the canvases as Rich styles, for the theme in use."""
+@runtime_checkable
+class Painted(Protocol):
+    """A screen with charts; ``tick`` is called at every look at the engine's events."""
 
-    def __init__(self, variables: dict[str, str]) -> None:
-        self._styles: dict[str, Style] = {}
-        self._colours = {
-            name.removeprefix("dspark-"): value
-            for name, value in variables.items()
-            if name.startswith("dspark-")
-        }
-        self._variables = variables
-
-    def __getitem__(self, name: str) -> Style:
-        style = self._styles.get(name)
-        if style is None:
-            style = self._styles[name] = self._make(name)
-        return style
-
-    def _make(self, name: str) -> Style:
-        name, _, extra = name.partition("-")
-        muted = self._variables.get("foreground-muted", "")
-        text = self._variables.get("foreground", "")
-        fixed: dict[str, dict[str, Any]] = {
-            "title": {"color": text, "bold": True},
-            "value": {"color": text},
-            "text": {"color": text},
-            "label": {"color": text},
-            "axis": {"color": muted},
-            "dim": {"color": muted},
-            "plain": {"color": muted},
-            "active": {"color": text, "bold": True, "reverse": True},
-        }
-        options: dict[str, Any] = fixed.get(name, {"color": self._colours.get(name, text)}).copy()
-        colour = options.pop("color", "")
-        if shown := solid(self._variables, colour):
-            options["color"] = shown
-        elif colour == muted and muted:
-            options["dim"] = True  # "auto" and ANSI themes: the terminal's own
-        if extra == "strike":
-            options["strike"] = True
-        return Style(**options)
+    def tick(self, news: bool) -> None: ...
 
 
-class Chart(Lined):
-    """``draw(width, height)`` makes the canvas; ``redraw()`` has it made again."""
+class Throttle:
+    """Calls ``paint`` at most every ``seconds`` while there is news, the last news included."""
+
+    def __init__(self, seconds: float, paint: Callable[[], None]) -> None:
+        self._seconds, self._paint = seconds, paint
+        self._stale = False
+        self._last = -seconds
+
+    def tick(self, news: bool) -> None:
+        self._stale = self._stale or news
+        if self._stale and (now := time.monotonic()) - self._last >= self._seconds:
+            self._stale, self._last = False, now
+            self._paint()
+
+
+class Chart(CachedLines):
+    """Shows the canvas that ``draw(width, height)`` makes; ``redraw()`` makes it again."""
 
     ALLOW_SELECT = False
 
@@ -73,11 +55,11 @@ class Chart(Lined):
         self._draw = draw
         self._canvas: Canvas | None = None
         self._strips: dict[int, Strip] = {}
-        self._palette: Palette | None = None
+        self._colours: RichTheme | None = None
         self._base = Style()
 
     def redraw(self) -> None:
-        """Paint anew the rows that changed since the last time, if anybody can see them."""
+        """Draw again and paint the rows that changed, if the chart can be seen."""
         if not self.is_mounted or not self.size or not self._seen:
             self._canvas = None
             return
@@ -96,14 +78,14 @@ class Chart(Lined):
 
     @property
     def _seen(self) -> bool:
-        """Whether any of it is on the screen: what was scrolled away is dear to refresh."""
+        """Whether any of it is on the screen; to refresh what was scrolled away is expensive."""
         try:
             return bool(self.screen.find_widget(self).visible_region)
         except NoWidget:
             return False
 
     def notify_style_update(self) -> None:
-        self._palette = None
+        self._colours = None
         self._strips.clear()
         super().notify_style_update()
 
@@ -122,16 +104,11 @@ class Chart(Lined):
         return self._strips[y]
 
     def _paint(self, canvas: Canvas, y: int) -> Strip:
-        if self._palette is None:
-            self._palette, self._base = Palette(self.app.theme_variables), self.rich_style
-        base, palette = self._base, self._palette
-        return Strip(
-            [
-                Segment(text, base + palette[style] if style else base)
-                for text, style in canvas.row(y)
-            ],
-            canvas.width,
-        )
+        if self._colours is None:
+            self._colours, self._base = rich_theme(self.app.theme_variables), self.rich_style
+        style_of = self._colours.chart_style
+        segments = [Segment(text, self._base + style_of(name)) for text, name in canvas.row(y)]
+        return Strip(segments, canvas.width)
 
     @property
     def plain(self) -> str:

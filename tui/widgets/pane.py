@@ -1,23 +1,26 @@
-"""One open conversation: its messages, the draft strip, the input box."""
+"""The open conversations: the messages, draft strip and input box of each, and which is seen."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Vertical, VerticalScroll
-from textual.events import Click
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.dom import DOMNode
 from textual.geometry import Size
-from textual.message import Message as Posted
+from textual.widget import Widget
 from textual.widgets import Static, TextArea
 
-from .. import strip
+from dspark_mlx.stats import EngineStats
+
 from ..canvas import Canvas
+from ..charts import draft_strip
 from ..conversation import Conversation
-from ..state import LiveState
+from .cached_lines import Background
 from .chart import Chart
-from .lined import Grounded
-from .message import MessageView
-from .prompt import Prompt
+from .message_view import ClickLine, MessageView
+from .prompt_box import PromptBox
 
 _WELCOME = """\
 Type below and press Enter.
@@ -28,10 +31,12 @@ Ctrl+N  another chat                Ctrl+O  earlier chats
 Ctrl+P  every command               F5      models
 F1      help                        Ctrl+Q  quit"""
 
+_EDITING = "Editing: Enter sends and drops the later messages, Esc leaves all as it was"
+
 SHOWN = 24  # messages put on the screen at once; older ones on demand
 
 
-class Transcript(VerticalScroll, Grounded, can_focus=False):
+class Transcript(VerticalScroll, Background, can_focus=False):
     """Stays at the end while text arrives, until the reader scrolls away.
 
     Textual's own anchor pushes short conversations to the bottom of the screen.
@@ -63,159 +68,118 @@ class Transcript(VerticalScroll, Grounded, can_focus=False):
             self.scroll_end(animate=False, immediate=True)
 
 
-class Earlier(Static):
-    """Stands for the messages not on the screen yet."""
-
-    class Wanted(Posted):
-        pass
-
-    def on_click(self, event: Click) -> None:
-        event.stop()
-        self.post_message(self.Wanted())
-
-
-class Pane(Vertical, Grounded):
-    """Shows ``conversation``. ``inputs`` gives what was typed before, for the history."""
-
-    class Edited(Posted):
-        """The draft in the input box changed."""
-
-        def __init__(self, pane: Pane) -> None:
-            super().__init__()
-            self.pane = pane
+class Pane(Vertical, Background):
+    """Shows ``conversation``. ``history`` returns what was sent before, oldest first."""
 
     def __init__(
         self,
         conversation: Conversation,
-        live: LiveState,
+        stats: EngineStats,
         origin: bool,
-        inputs: list[str],
+        history: Callable[[], list[str]],
     ) -> None:
         super().__init__()
         self.conversation = conversation
-        self.live = live
         self.leaving = False
         self.editing: int | None = None  # position of the message being edited
+        self.prompt = PromptBox(history)
+        self._stats = stats
         self._before_edit = ""
         self._origin = origin
-        self._inputs = inputs
         self._from = max(0, len(conversation.messages) - SHOWN)
         self._last_request: str | None = None
+        self._transcript = Transcript()
+        self._earlier = ClickLine(self, "show_earlier", "earlier")
+        self._welcome = Static(_WELCOME, classes="welcome", markup=False)
         self._strip = Chart(self._draw_strip, classes="strip")
+        self._editing_line = Static(_EDITING, classes="editing", markup=False)
 
     def compose(self) -> ComposeResult:
-        with Transcript():
-            yield Earlier("", markup=False)
-            yield Static(_WELCOME, classes="welcome", markup=False)
+        with self._transcript:
+            yield self._earlier
+            yield self._welcome
         yield self._strip
-        yield Static("", classes="editing", markup=False)
-        yield Prompt(self.inputs)
+        yield self._editing_line
+        yield self.prompt
 
     async def on_mount(self) -> None:
-        transcript = self.query_one(Transcript)
-        self._tell()
-        await transcript.mount_all(
-            MessageView(m, self._origin) for m in self.conversation.messages[self._from :]
-        )
-        prompt = self.query_one(Prompt)
-        prompt.put(self.conversation.draft)
+        await self.sync()
+        self.prompt.put(self.conversation.draft)
 
-    def _tell(self) -> None:
-        earlier = self.query_one(Earlier)
-        earlier.display = self._from > 0
-        earlier.update(f"▴ {self._from} earlier messages")
-        self.query_one(".welcome").display = not self.conversation.messages
-        editing = self.query_one(".editing", Static)
-        editing.display = self.editing is not None
-        editing.update("Editing: Enter sends and drops what came after, Esc leaves it as it was")
+    def _update_labels(self) -> None:
+        self._earlier.display = self._from > 0
+        self._earlier.update(f"▴ {self._from} earlier messages")
+        self._welcome.display = not self.conversation.messages
+        self._editing_line.display = self.editing is not None
 
     async def leave(self) -> None:
-        """Go from the screen. It takes a while, in which the pane is no longer to be touched."""
+        """Remove the pane. That takes a while, in which it must not be touched."""
         self.leaving = True
         await self.remove()
 
-    def inputs(self) -> list[str]:
-        return self._inputs
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.query_one(Prompt)
-
     @property
     def views(self) -> list[MessageView]:
-        return [
-            child for child in self.query_one(Transcript).children if isinstance(child, MessageView)
-        ]
+        return [view for view in self._transcript.children if isinstance(view, MessageView)]
 
     def view_of_reply(self) -> MessageView | None:
-        children = self.query_one(Transcript).children
-        last = children[-1] if children else None
+        last = next(reversed(self._transcript.children), None)
         return last if isinstance(last, MessageView) and last.message.role == "assistant" else None
 
     # Following the conversation
 
+    def _new_views(self, start: int, end: int | None = None) -> list[MessageView]:
+        return [MessageView(m, self._origin) for m in self.conversation.messages[start:end]]
+
     async def sync(self) -> None:
-        """Mount and remove so that the views are those of the conversation's messages."""
+        """Mount and remove views, so that they show the conversation's messages."""
         messages = self.conversation.messages
         self._from = min(self._from, len(messages))
-        wanted = messages[self._from :]
-        views = self.views
+        self._update_labels()
+        wanted, views = messages[self._from :], self.views
         same = 0
         while same < min(len(views), len(wanted)) and views[same].message is wanted[same]:
             same += 1
         for view in views[same:]:
             await view.leave()
-        if wanted[same:]:
-            await self.query_one(Transcript).mount_all(
-                MessageView(message, self._origin) for message in wanted[same:]
-            )
-        self._tell()
+        await self._transcript.mount_all(self._new_views(self._from + same))
 
     def follow(self) -> None:
-        """The reply changed: show what is new of it."""
+        """Show what is new of the reply."""
         view = self.view_of_reply()
         if view is not None:
             view.refresh_message(self.conversation.waiting)
 
     def to_end(self) -> None:
-        self.query_one(Transcript).follow()
+        self._transcript.follow()
 
     def show_origin(self, on: bool) -> None:
         self._origin = on
         for view in self.views:
             view.show_origin(on)
 
-    @on(Earlier.Wanted)
-    async def show_earlier(self) -> None:
-        start = max(0, self._from - SHOWN)
-        views = self.views
-        fresh = [
-            MessageView(message, self._origin)
-            for message in self.conversation.messages[start : self._from]
-        ]
-        transcript = self.query_one(Transcript)
-        await transcript.mount_all(fresh, before=views[0] if views else None)
+    async def action_show_earlier(self) -> None:
+        start, views = max(0, self._from - SHOWN), self.views
+        earlier = self._new_views(start, self._from)
+        await self._transcript.mount_all(earlier, before=views[0] if views else None)
         self._from = start
-        self._tell()
+        self._update_labels()
         if views:
             views[0].scroll_visible(animate=False, top=True)
 
-    @on(Prompt.Paged)
-    def page(self, event: Prompt.Paged) -> None:
+    @on(PromptBox.Paged)
+    def page(self, event: PromptBox.Paged) -> None:
         event.stop()
-        transcript = self.query_one(Transcript)
         if event.step < 0:
-            transcript.scroll_page_up(animate=False)
+            self._transcript.scroll_page_up(animate=False)
         else:
-            transcript.scroll_page_down(animate=False)
+            self._transcript.scroll_page_down(animate=False)
 
     # The draft strip
 
     def _draw_strip(self, width: int, height: int) -> Canvas:
-        if self.conversation.active:
-            self._last_request = self.conversation.active
-        request = self.live.requests.get(self._last_request or "")
-        return strip.draw(request, width, height)
+        self._last_request = self.conversation.active or self._last_request
+        request = self._stats.requests.get(self._last_request or "")
+        return draft_strip.draw(request, width, height)
 
     def redraw(self) -> None:
         self._strip.redraw()
@@ -228,18 +192,76 @@ class Pane(Vertical, Grounded):
         self.editing = position
         self.prompt.put(self.conversation.messages[position].text)
         self.prompt.focus()
-        self._tell()
+        self._update_labels()
 
     def end_edit(self) -> None:
-        """Leave editing; what stood in the box before comes back."""
+        """Leave editing; the draft from before comes back."""
         if self.editing is not None:
             self.editing = None
             self.prompt.put(self._before_edit)
-            self._tell()
+            self._update_labels()
 
     @on(TextArea.Changed)
     def keep_draft(self, event: TextArea.Changed) -> None:
         event.stop()
-        if self.editing is None and self.conversation.draft != self.prompt.text:
+        if self.editing is None:
             self.conversation.draft = self.prompt.text
-            self.post_message(self.Edited(self))
+
+
+class Panes(Horizontal, Background):
+    """One pane for each conversation, of which one is seen, or two side by side.
+
+    Once the screen is up there is always at least one. The input box of the current pane gets the
+    focus whenever another pane is shown.
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.at = 0  # position of the current pane
+        self.split = False
+
+    @property
+    def all(self) -> list[Pane]:
+        return [child for child in self.children if isinstance(child, Pane) and not child.leaving]
+
+    @property
+    def current(self) -> Pane:
+        panes = self.all
+        return panes[min(self.at, len(panes) - 1)]
+
+    @property
+    def never_begun(self) -> list[Pane]:
+        """Panes with neither a message nor a draft, which need no tab beside a real chat."""
+        return [p for p in self.all if not p.conversation.messages and not p.prompt.text.strip()]
+
+    def place_of(self, session: int | None) -> int | None:
+        """Position of the pane that has a saved session open."""
+        if session is None:
+            return None
+        places = (i for i, pane in enumerate(self.all) if pane.conversation.session == session)
+        return next(places, None)
+
+    def holding(self, widget: DOMNode) -> Pane:
+        """The pane that ``widget`` is in."""
+        return next(pane for pane in self.all if pane in widget.ancestors)
+
+    def show(self, index: int) -> None:
+        """Make a pane the current one; counts around the ends."""
+        panes = self.all
+        self.at = index % len(panes)
+        other = (self.at + 1) % len(panes)
+        visible = {self.at, other} if self.split and len(panes) > 1 else {self.at}
+        for number, pane in enumerate(panes):
+            pane.display = number in visible
+        # The one typed into may be either; focus follows the tab.
+        self.current.prompt.focus()
+
+    def follow_focus(self, focused: Widget | None) -> bool:
+        """Make the focused of two panes the current one; returns whether that changed it."""
+        if focused is None:
+            return False
+        for index, pane in enumerate(self.all):
+            if pane in focused.ancestors and index != self.at:
+                self.at = index
+                return True
+        return False

@@ -8,8 +8,8 @@ import pytest
 from decoding import plain_text, toy_drafter, toy_target
 from toys import ToyTokenizer
 
-from dspark_mlx.bench.prompts import Prompt
-from dspark_mlx.bench.session import Session
+from dspark_mlx.bench.comparison import Benchmark
+from dspark_mlx.bench.workload import BenchPrompt
 from dspark_mlx.draft.registry import dspark_drafter
 from dspark_mlx.loading import LoadOptions, Pair
 from dspark_mlx.registry import Registry
@@ -18,9 +18,9 @@ TEXTS = ("hello", "the sea", "a + b", "again")
 
 
 @pytest.fixture
-def prompts() -> list[Prompt]:
+def prompts() -> list[BenchPrompt]:
     return [
-        Prompt("chat" if i < 2 else "code", ({"role": "user", "content": text},))
+        BenchPrompt("chat" if i < 2 else "code", ({"role": "user", "content": text},))
         for i, text in enumerate(TEXTS)
     ]
 
@@ -39,7 +39,7 @@ def pair() -> Pair:
 
 
 @pytest.fixture
-def session(pair: Pair, tmp_path: Path) -> Session:
+def benchmark(pair: Pair, tmp_path: Path) -> Benchmark:
     registry = Registry.load()
     options = LoadOptions("smollm2-135m", cache_dir=tmp_path)
-    return Session(pair, registry.resolve("smollm2-135m"), options)
+    return Benchmark(pair, registry.resolve("smollm2-135m"), options)

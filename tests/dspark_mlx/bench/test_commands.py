@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 from folders import write_drafter, write_model
 
-from dspark_mlx.bench import session
-from dspark_mlx.bench.result import Fork, Results
+from dspark_mlx.bench.comparison import Benchmark
+from dspark_mlx.bench.results import Fork, Results
 from dspark_mlx.commands import main
 from dspark_mlx.schedule.cost import CostModel
 
@@ -68,7 +68,7 @@ def test_bench_compares_checks_and_writes(model, tmp_path: Path, capsys) -> None
     assert "lossless: yes" in words and "dspark fixed:2" in words and "2 requests" in words
     data = json.loads(out.read_text())
     assert data["lossless"] and data["about"]["tokens"] == 6
-    assert {cell["name"]["side"] for cell in data["cells"]} == {
+    assert {cell["name"]["system"] for cell in data["cells"]} == {
         "mlx-lm", "none", "dspark fixed:2", "lookup fixed:2"
     }  # fmt: skip
     ElementTree.fromstring(svg.read_text())
@@ -86,7 +86,7 @@ def test_a_text_that_is_not_the_models_own_ends_with_code_1(model, capsys, monke
         fork = Fork("dspark auto", "hello", 3, 1.5, False)
         return Results({"model": "toy"}, "mlx-lm", forks=[fork], compared=2)
 
-    monkeypatch.setattr(session.Session, "compare", compare)
+    monkeypatch.setattr(Benchmark, "compare", compare)
     assert main(["bench", *model, "--limit", "1"]) == 1
     assert "lossless: NO" in capsys.readouterr().out
 

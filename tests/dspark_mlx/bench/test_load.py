@@ -12,13 +12,24 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from dspark_mlx.bench import load, response
-from dspark_mlx.bench.load import CompetingLoad, LoadSpec, import_environment, parse_load
-from dspark_mlx.bench.prompts import Prompt
-from dspark_mlx.bench.response import PHASES, SETTLE, Point, Response, respond, rounds_to_move
-from dspark_mlx.bench.runner import encode
-from dspark_mlx.bench.sides import EngineSide
-from dspark_mlx.bench.variants import Variant
+from dspark_mlx.bench import competing_load, load_response
+from dspark_mlx.bench.comparison import encode
+from dspark_mlx.bench.competing_load import (
+    CompetingLoad,
+    LoadSpec,
+    import_environment,
+    parse_load,
+)
+from dspark_mlx.bench.load_response import (
+    PHASES,
+    SETTLE,
+    LoadResponse,
+    RoundPoint,
+    follow_load,
+    rounds_to_move,
+)
+from dspark_mlx.bench.systems import EngineSystem
+from dspark_mlx.bench.workload import BenchPrompt, Variant
 from dspark_mlx.errors import DsparkError, UsageError
 from dspark_mlx.loading import Pair
 from dspark_mlx.schedule import make_policy
@@ -48,7 +59,7 @@ def test_a_load_that_would_stop_the_machine_is_refused() -> None:
 
 
 def test_a_gpu_load_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_has_gpu", lambda: False)
+    monkeypatch.setattr(competing_load, "_has_gpu", lambda: False)
     with pytest.raises(UsageError, match="no GPU"):
         parse_load("gpu:1")
     assert parse_load("cpu:2") == LoadSpec("cpu", 2)
@@ -81,7 +92,7 @@ def test_an_error_inside_ends_it_too() -> None:
 def test_it_ends_when_its_parent_is_killed() -> None:
     script = (
         "import sys, time\n"
-        "from dspark_mlx.bench.load import CompetingLoad, LoadSpec\n"
+        "from dspark_mlx.bench.competing_load import CompetingLoad, LoadSpec\n"
         "load = CompetingLoad(LoadSpec('cpu', 1))\n"
         "load.on()\n"
         "print(load.processes[0].pid, flush=True)\n"
@@ -120,20 +131,22 @@ def test_a_move_is_found_when_it_happens() -> None:
     )
 
 
-def lengths(*phases: list[float]) -> Response:
+def lengths(*phases: list[float]) -> LoadResponse:
     points = [
-        Point(p, n, 0.1, 10.0, None, None, 1.0) for p, phase in enumerate(phases) for n in phase
+        RoundPoint(p, n, 0.1, 10.0, None, None, 1.0)
+        for p, phase in enumerate(phases)
+        for n in phase
     ]
-    return Response("auto", "cpu:1", tuple(points), True, 1)
+    return LoadResponse("auto", "cpu:1", tuple(points), True, 1)
 
 
 def test_a_length_that_stays_short_after_the_load_is_told() -> None:
     stuck = lengths([6.0] * 40, [3.0] * 40, [3.0] * 40)
     assert stuck.moved[1] is None and not stuck.recovered and stuck.left == -3.0
-    assert "is NOT back" in response.text(stuck)
+    assert "is NOT back" in load_response.text(stuck)
     back = lengths([6.0] * 40, [3.0] * 40, [3.0] * 9 + [5.5] * 31)
     assert back.recovered and back.moved[1] is not None and back.moved[1] <= SETTLE
-    assert "is back" in response.text(back) and back.to_json()["left"] == -0.5
+    assert "is back" in load_response.text(back) and back.to_json()["left"] == -0.5
 
 
 class Switch:
@@ -160,36 +173,36 @@ class Switch:
 
 
 def test_every_phase_has_its_rounds_and_the_text_does_not_change(
-    pair: Pair, prompts: list[Prompt]
+    pair: Pair, prompts: list[BenchPrompt]
 ) -> None:
     cost = CostModel({0: {1: {1: 0.002, 6: 0.003}}}, {"dspark": {1: {5: 0.001}}})
     policy = make_policy("auto", cost=cost)
-    side = EngineSide(pair, Variant("dspark", "auto", "dspark auto"), policy, 1)
+    system = EngineSystem(pair, Variant("dspark", "auto", "dspark auto"), policy, 1)
     switch = Switch()
     encoded = [encode(pair, prompt) for prompt in prompts]
     asked: list[tuple[int, tuple[int, ...]]] = []
-    submit = side.engine.submit
+    submit = system.engine.submit
 
     def note(request):
         asked.append((len(switch.changes), request.tokens))
         submit(request)
 
-    side.engine.submit = note
-    found = respond(side, encoded, switch, rounds=12, max_tokens=20)
+    system.engine.submit = note
+    found = follow_load(system, encoded, switch, rounds=12, max_tokens=20)
     assert switch.changes == [*PHASES, "end"]
     by_phase = [[tokens for phase, tokens in asked if phase == p + 1] for p in range(3)]
     assert all(texts[0] == tuple(encoded[0]) for texts in by_phase)
     assert [len(found.phase(p)) for p in range(3)] == [12, 12, 12]
     assert found.unchanged and found.replies >= 2
     assert len(found.moved) == 2
-    words = response.text(found)
+    words = load_response.text(found)
     assert "output unchanged" in words and words.count("load o") == 3
-    assert len(response.charts(found)) == 3
+    assert len(load_response.charts(found)) == 3
     assert found.to_json()["moved"] == found.moved
-    assert not side.engine.active
+    assert not system.engine.active
 
 
-class Drifting(EngineSide):
+class Drifting(EngineSystem):
     """Writes something else when it is run once more."""
 
     def run(self, *args):
@@ -199,9 +212,9 @@ class Drifting(EngineSide):
         return dataclasses.replace(run, tokens=tuple((2, *t) for t in run.tokens))
 
 
-def test_a_text_that_changes_under_load_is_told(pair: Pair, prompts: list[Prompt]) -> None:
-    side = Drifting(pair, Variant("lookup", "fixed", "lookup"), make_policy("fixed"), 1)
+def test_a_text_that_changes_under_load_is_told(pair: Pair, prompts: list[BenchPrompt]) -> None:
+    system = Drifting(pair, Variant("lookup", "fixed", "lookup"), make_policy("fixed"), 1)
     encoded = [encode(pair, prompts[0])]
-    found = respond(side, encoded, Switch(), rounds=6, max_tokens=12)
+    found = follow_load(system, encoded, Switch(), rounds=6, max_tokens=12)
     assert not found.unchanged
-    assert "CHANGED" in response.text(found)
+    assert "CHANGED" in load_response.text(found)

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 from folders import write_model
 
-from dspark_mlx.bench.load import import_environment
-from dspark_mlx.bench.peer import Setup, serve
-from dspark_mlx.bench.peers import PeerError, Peers
+from dspark_mlx.bench.competing_load import import_environment
+from dspark_mlx.bench.peers import (
+    PeerError,
+    PeerSetup,
+    PeerSystem,
+    check_peer_names,
+    serve,
+    start_peers,
+)
 from dspark_mlx.errors import UsageError
 
 STAND_IN = '''
@@ -79,45 +85,44 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_stand_in_peer_answers_in_every_mode(stand_in: Path) -> None:
-    with Peers(["mlx-dspark"], Setup("f", drafter="d")) as peers:
-        assert peers.absent == []
-        plain, speculative = peers.sides()
+    with start_peers(["mlx-dspark"], PeerSetup("f", drafter="d")) as ([peer], absent):
+        assert absent == [] and peer.modes == ["plain", "speculative"]
+        plain, speculative = (PeerSystem(peer, mode) for mode in peer.modes)
         assert plain.name == "mlx-dspark 0.0.1 plain"
         run = plain.run([[1, 2, 3], [4]], 2, 0.0, 0)
         assert run.tokens == ((101, 102), (104,))
         assert run.seconds == 3.0 and run.first_token_seconds == (0.6, 0.6) and run.row_rounds == 0
         run = speculative.run([[1, 2, 3]], 8, 0.0, 0)
         assert run.tokens == ((201, 202, 203),) and run.row_rounds == 3
-        processes = [peer._process for peer in peers.peers]
-    assert all(process.poll() is not None for process in processes)
+    assert peer._process.poll() is not None
 
 
 def test_without_a_drafter_its_speculation_is_prompt_lookup(stand_in: Path) -> None:
-    with Peers(["mlx-dspark"], Setup("f")) as peers:
-        assert peers.sides()[1].run([[1]], 8, 0.0, 0).tokens == ((301,),)
+    with start_peers(["mlx-dspark"], PeerSetup("f")) as ([peer], _):
+        assert PeerSystem(peer, "speculative").run([[1]], 8, 0.0, 0).tokens == ((301,),)
 
 
 def test_a_peer_that_fails_says_why_and_can_go_on(stand_in: Path) -> None:
-    with Peers(["mlx-dspark"], Setup("f")) as peers:
-        side = peers.sides()[0]
+    with start_peers(["mlx-dspark"], PeerSetup("f")) as ([peer], _):
+        system = PeerSystem(peer, "plain")
         with pytest.raises(PeerError, match="RuntimeError: no memory"):
-            side.run([[14]], 8, 0.0, 0)
-        assert side.run([[1]], 8, 0.0, 0).tokens == ((101,),)
+            system.run([[14]], 8, 0.0, 0)
+        assert system.run([[1]], 8, 0.0, 0).tokens == ((101,),)
         with pytest.raises(PeerError, match="ended without an answer: it fell over"):
-            side.run([[13]], 8, 0.0, 0)
+            system.run([[13]], 8, 0.0, 0)
 
 
 def test_a_peer_that_cannot_load_is_named_and_left_out(stand_in: Path) -> None:
-    with Peers(["mlx-dspark"], Setup("broken")) as peers:
-        assert peers.sides() == []
-        assert peers.absent == ["not compared: mlx-dspark: ValueError: no such folder"]
+    with start_peers(["mlx-dspark"], PeerSetup("broken")) as (peers, absent):
+        assert peers == []
+        assert absent == ["not compared: mlx-dspark: ValueError: no such folder"]
 
 
 def test_an_absent_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with Peers(["mlx-dspark", "mlx-lm"], Setup("f")) as peers:
-        assert peers.sides() == []
-        assert peers.absent == [
+    with start_peers(["mlx-dspark", "mlx-lm"], PeerSetup("f")) as (peers, absent):
+        assert peers == []
+        assert absent == [
             "not compared: mlx-dspark is not installed here (pip install mlx-dspark)",
             "not compared: mlx-lm is not installed here (pip install mlx-lm)",
         ]
@@ -125,12 +130,12 @@ def test_an_absent_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_peer_is_refused() -> None:
     with pytest.raises(UsageError, match="no peer named 'vllm'"):
-        Peers(["vllm"], Setup("f"))
+        check_peer_names(["vllm"])
 
 
 def test_mlx_lm_itself_writes_what_it_writes_here(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
-    setup = Setup(str(folder), draft_model=str(folder), dtype="float32")
+    setup = PeerSetup(str(folder), draft_model=str(folder), dtype="float32")
     jobs = [
         asdict(setup),
         {"mode": "plain", "ids": [5, 6, 7, 8], "max_tokens": 6, "temperature": 0.0},
@@ -146,4 +151,4 @@ def test_mlx_lm_itself_writes_what_it_writes_here(tmp_path: Path) -> None:
 
 def test_a_peer_process_can_import_us_from_anywhere() -> None:
     path = import_environment()["PYTHONPATH"].split(":")[0]
-    assert (Path(path) / "dspark_mlx" / "bench" / "peer.py").exists()
+    assert (Path(path) / "dspark_mlx" / "bench" / "peers.py").exists()
