@@ -41,6 +41,7 @@ _TENSOR_TYPES = {
     3: ("Q4_1", 32, 20),
     8: ("Q8_0", 32, 34),
 }
+# Bytes of a metadata value of each scalar type.
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 
@@ -52,90 +53,76 @@ def check(path: Path) -> None:
             if file.read(4) != b"GGUF":
                 raise ModelError(f"{path.name} is not a GGUF file", "check the path")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                _Header(data, path).check()
+                whole = _Header(data, path.name).end() <= len(data)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}", "check the path") from None
+    except (struct.error, OverflowError):  # a step over the end of the file
+        whole = False
+    if not whole:
+        raise ModelError(f"{path.name} is cut short", _AGAIN)
 
 
 class _Header:
-    """Walks over the header of a mapped file; any step over its end is a ModelError."""
+    """Walks over the header of a mapped file. A step over the end raises struct.error."""
 
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self.data, self.path, self.at = data, path, 4
+    def __init__(self, data: mmap.mmap, name: str) -> None:
+        self.data, self.name, self.at = data, name, 4
 
-    def check(self) -> None:
-        version = self.number("I")
-        if version not in _VERSIONS:
-            raise ModelError(
-                f"{self.path.name} has GGUF version {version}", "versions 2 and 3 can be read"
-            )
-        n_tensors, n_values = self.number("Q"), self.number("Q")
-        alignment = _DEFAULT_ALIGNMENT
+    def end(self) -> int:
+        """Where the last tensor ends, in bytes. Raises ModelError for what mlx cannot read."""
+        if (version := self.number("I")) not in _VERSIONS:
+            raise ModelError(f"{self.name} has GGUF version {version}", "versions 2 and 3 are read")
+        n_tensors, n_values, alignment = self.number("Q"), self.number("Q"), _DEFAULT_ALIGNMENT
         for _ in range(n_values):
             key, kind, start = self.text(), self.number("I"), self.at
             self.skip_value(kind)
             if key == b"general.alignment" and kind == _UINT32:
-                alignment = struct.unpack_from("<I", self.data, start)[0]
+                (alignment,) = struct.unpack_from("<I", self.data, start)
         ends = [self.tensor_end() for _ in range(n_tensors)]
         if alignment == 0:
             raise self.damaged("its alignment is 0")
-        data_start = math.ceil(self.at / alignment) * alignment
-        if data_start + max(ends, default=0) > len(self.data):
-            raise self.cut_short()
-
-    def skip(self, size: int) -> int:
-        """Step over ``size`` bytes and return where they start."""
-        start = self.at
-        if size > len(self.data) - start:
-            raise self.cut_short()
-        self.at += size
-        return start
+        return math.ceil(self.at / alignment) * alignment + max(ends, default=0)
 
     def number(self, code: str) -> int:
-        start = self.skip(struct.calcsize(code))
-        value: int = struct.unpack_from(f"<{code}", self.data, start)[0]
+        value: int = struct.unpack_from(f"<{code}", self.data, self.at)[0]
+        self.at += struct.calcsize(code)
         return value
 
     def text(self) -> bytes:
         size = self.number("Q")
-        start = self.skip(size)
-        return self.data[start : start + size]
+        self.at += size
+        return self.data[self.at - size : self.at]
 
     def skip_value(self, kind: int) -> None:
         count = 1
         if kind == _ARRAY:
             kind, count = self.number("I"), self.number("Q")
-        if kind in _SCALAR_BYTES:
-            self.skip(_SCALAR_BYTES[kind] * count)
-        elif kind == _STRING:
+        if kind == _STRING:
             for _ in range(count):
-                self.skip(self.number("Q"))
+                self.text()
+        elif kind in _SCALAR_BYTES:
+            self.at += _SCALAR_BYTES[kind] * count
         else:
             raise self.damaged(f"unknown value type {kind}")
 
     def tensor_end(self) -> int:
-        """Check one row of the tensor table; where its data ends, from the start of all data."""
-        name = self.text().decode("utf-8", errors="replace")
-        dimensions = self.number("I")
+        """Where the data of the table's next tensor ends, from the start of all data."""
+        name, dimensions = self.text().decode(errors="replace"), self.number("I")
         if dimensions > _MAX_DIMENSIONS:
             raise self.damaged(f"tensor {name} has {dimensions} dimensions")
         values = math.prod(self.number("Q") for _ in range(dimensions))
         kind, offset = self.number("I"), self.number("Q")
         if kind not in _TENSOR_TYPES:
-            known = ", ".join(name for name, _, _ in _TENSOR_TYPES.values())
             raise ModelError(
-                f"{self.path.name}: tensor {name} has the quantisation type {kind}, "
+                f"{self.name}: tensor {name} has the quantisation type {kind}, "
                 "which mlx cannot keep",
-                f"use a file with {known}",
+                f"use a file with {', '.join(known for known, _, _ in _TENSOR_TYPES.values())}",
             )
         _, block_values, block_bytes = _TENSOR_TYPES[kind]
         return offset + math.ceil(values / block_values) * block_bytes
 
-    def cut_short(self) -> ModelError:
-        return ModelError(f"{self.path.name} is cut short", _AGAIN)
-
     def damaged(self, why: str) -> ModelError:
-        return ModelError(f"{self.path.name} is damaged: {why}", _AGAIN)
+        return ModelError(f"{self.name} is damaged: {why}", _AGAIN)
 
 
 # The model
