@@ -1,5 +1,6 @@
 # One command each, from a fresh clone with only python3 and make:
 #   make chat    talk to the default model
+#   make check   what a change must pass, without any download, in two minutes
 #   make test    everything CI runs
 VENV  := .venv
 PY    := $(VENV)/bin/python
@@ -10,10 +11,11 @@ BLAS  := libopenblas0-pthread
 PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup model chat test lint format clean
+.PHONY: help setup model chat check test lint format clean
 help:
 	@echo "make chat    talk to the default model ($(MODEL))"
-	@echo "make test    format, lint, types, import rules and tests, as CI runs them"
+	@echo "make check   format, lint, types, import rules and the quick tests; no download"
+	@echo "make test    the same and all other tests, as CI runs them"
 	@echo "make setup   the virtual environment only;  make model  the default model only"
 	@echo "make format  rewrite the sources with ruff;  make clean  remove $(VENV)"
 
@@ -61,9 +63,14 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/deptry --no-ansi .
+
+# Without what needs the model (real_model) and what takes long (slow).
+check: lint
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not real_model and not slow"
 
 test: lint model
-	$(PY) -m pytest -q -n 2 --dist loadfile
+	$(PY) -m pytest -q -n 2 --dist worksteal
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

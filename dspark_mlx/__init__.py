@@ -1,4 +1,4 @@
-"""dspark-mlx: fast, lossless text generation with DSpark speculative decoding on MLX.
+"""Fast, lossless text generation with DSpark speculative decoding on MLX.
 
 The public names, each imported when it is first used, so that ``import
 dspark_mlx`` costs milliseconds and does not load mlx. ``load``, ``generate``

@@ -1,7 +1,7 @@
 """The known models: ``models.toml`` and the user's own file, as typed entries.
 
-The only reader of either file. Resolves what a user writes (a name, a folder, a
-Hub id) to a ModelEntry; getting the files is ``sources``' work. No mlx.
+This module alone reads the two files. It resolves what a user writes (a name, a folder, a
+Hub id) to a ModelEntry; ``sources`` gets the files. mlx is not needed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ DEFAULT_MODEL = "smollm2-135m"
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One pair of target and drafter. Sizes in bytes; 0 and None where unknown.
+    """One pair of target and drafter. Sizes are in bytes; 0 and None mean unknown.
 
     ``thinking`` is the mode of the replies the drafter was trained on, None for
-    targets without one. ``drafter`` None means that none is known.
+    targets without such a mode. ``drafter`` is None where no drafter is known.
     """
 
     name: str
@@ -61,9 +61,9 @@ class ModelEntry:
         return self.target_bytes + self.drafter_bytes
 
     def memory_bytes(self, *, float32: bool) -> int:
-        """About what decoding needs: weights, a tenth more for caches, and half a GB to work in.
+        """Roughly the bytes that decoding needs: weights, a tenth more for caches, and 0.5 GB.
 
-        ``float32``: the CPU, where quantised weights are unpacked for speed.
+        ``float32`` is for the CPU, where quantised weights are unpacked for speed.
         """
         target = max(self.target_bytes, 4 * self.parameters if float32 else 0)
         drafter = self.drafter_bytes * (2 if float32 else 1)
@@ -105,7 +105,7 @@ class Registry(Mapping[str, ModelEntry]):
     def resolve(self, model: str) -> ModelEntry:
         """The entry that ``model`` means: a name, a folder, or a Hub id such as org/name.
 
-        A Hub id that is some entry's target brings that entry, with its
+        A Hub id that is the target of an entry gives that entry, with its
         drafter. Raises UsageError, with close matches, for an unknown name and
         ModelError for a folder that does not exist.
         """

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dspark_mlx.distribution import version_text, warn_of_others
 from dspark_mlx.errors import DsparkError, UsageError
 
 EXIT_ERROR = 2
@@ -25,9 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from dspark_mlx import __version__
-
-        print(f"dspark-chat {__version__}")
+        print(version_text("dspark-chat"))
         parser.exit()
 
 
@@ -82,6 +81,7 @@ def pinned(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one ``dspark-chat`` command line and return its exit code."""
+    warn_of_others("dspark-chat")
     args = make_parser().parse_args(argv)
     try:
         return run(args)

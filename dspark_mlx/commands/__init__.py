@@ -12,8 +12,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from ..distribution import version_text, warn_of_others
 from ..errors import DsparkError
 
 COMMANDS = {
@@ -38,10 +39,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def _version() -> str:
-    from .. import __version__
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
 
-    return f"dspark {__version__}"
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(version_text("dspark"))
+        parser.exit()
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -50,7 +53,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         prog="dspark",
         description="Fast, lossless text generation with DSpark speculative decoding on MLX.",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, help_ in COMMANDS.items():
         sub = commands.add_parser(name, help=help_, description=f"{help_.capitalize()}.")
@@ -71,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .output import abandon_stdout, prepare_streams
 
         prepare_streams()
+        warn_of_others("dspark")
         args = make_parser(command).parse_args(argv)
         code: int = args.run(args)
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """From the name of a source to a model folder on this machine.
 
-``parse`` the words, ``on_disk`` looks without any network, ``fetch`` gets what
-is missing. Neither loads mlx, except to convert a GGUF file.
+``parse`` reads the name, ``on_disk`` looks for the folder without any network, and ``fetch``
+downloads what is missing. mlx is loaded only to convert a GGUF file.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def fetch(
 ) -> Path:
     """The model folder of ``source``, downloaded and converted as needed.
 
-    What is on the disk whole is used as it is, without a network call, unless
-    ``refresh`` asks a Hub branch for something newer. ``report`` gets Loading
-    events; setting ``cancel`` from another thread raises Cancelled soon.
-    Raises ModelError or its DownloadError, each one line with what to do.
+    A whole folder on the disk is used as it is, without a network call, unless
+    ``refresh`` asks whether the Hub's branch has something newer. ``report`` gets
+    Loading events; setting ``cancel`` from another thread raises Cancelled soon.
+    Raises ModelError or DownloadError, each one line that says what to do.
     """
     if not refresh and (found := on_disk(source, role=role, cache_dir=cache_dir)):
         return found
@@ -106,6 +106,6 @@ def _hint(source: Source, path: Path) -> str:
         case WheelSource():
             return f"delete {path} and fetch it again"
         case PackageSource():
-            return "install dspark-mlx again"
+            return "install dspark-chat again"
         case FolderSource():
             return "check the path, or give a name from `dspark models`"

@@ -1,4 +1,4 @@
-"""Is a model folder whole? Decided from its own files, with neither network nor mlx.
+"""Whether a model folder is whole, decided from its own files without network or mlx.
 
 Used for local folders, Hub snapshots and packaged drafters alike: a partial
 download, a missing shard or a truncated file is found before it is loaded.
@@ -20,7 +20,7 @@ _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges
 
 
 def missing(folder: Path, role: Role = "target") -> str | None:
-    """What keeps ``folder`` from being a whole model, in words; None when nothing does.
+    """What is missing or damaged in ``folder``, in words; None if it is a whole model.
 
     A target needs a tokenizer; a drafter uses its target's.
     """

@@ -1,17 +1,17 @@
 """Hub repositories, in huggingface_hub's own cache, which mlx-lm shares.
 
-What that library has is used as it is: authentication, offline mode, the cache
-layout, ``HF_ENDPOINT``. Added here: a snapshot counts only when it is whole;
-large files resume where an earlier process stopped; every large file is
-checked against the Hub's sha256; each failure is one line that says what to do.
-Files are fetched one after the other on the calling thread, so that Ctrl+C and
-``cancel`` act at once.
+That library transfers the files and decides on authentication, offline mode, the cache's layout
+and ``HF_ENDPOINT``. Added here: a snapshot counts only when it is whole; what was damaged is
+fetched again; files with a sha256 are checked against it; each failure is one line that says what
+to do. Files are fetched one after the other on the calling thread: in ``snapshot_download`` other
+threads do it, which neither Ctrl+C nor ``cancel`` can stop.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -25,19 +25,17 @@ from ..events import Loading
 from . import folder as folders
 from .folder import Role
 from .spec import HubSource
-from .store import Cancelled, Report, check_cancel, check_space, disk_error, locked
+from .store import Report, check_cancel, check_space, disk_error
 
 # What a model needs; never code (*.py), pickles or other frameworks' weights.
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-# Files from this size on are downloaded resumably and checked against their sha256.
-LARGE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     name: str
     size: int
-    blob: str  # the name of its content in the cache; for a large file its sha256
+    sha256: str | None  # of the large files, which the Hub keeps in Git LFS or Xet
 
 
 def _cache(cache_dir: Path | None) -> Path:
@@ -75,140 +73,117 @@ def fetch(
 
     Raises DownloadError (offline, network, access, disk, damaged), Cancelled.
     """
-    with _one_line_errors(source, role, cache_dir):
-        from huggingface_hub import HfApi, constants
-        from huggingface_hub.utils import logging
+    from huggingface_hub import HfApi, constants, hf_hub_download
 
-        logging.set_verbosity_error()  # its warnings of each try beside our one line
-
-        if constants.HF_HUB_OFFLINE:
-            raise _offline(source, role, cache_dir)
-        info = HfApi().model_info(source.repo, revision=source.revision, files_metadata=True)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of each try
+    if constants.HF_HUB_OFFLINE:
+        raise _offline(source, role, cache_dir)
+    repo, cache = source.repo, _cache(cache_dir)
+    with _one_line_errors(source, cache):
+        info = HfApi().model_info(repo, revision=source.revision, files_metadata=True)
+        commit = str(info.sha)
         files = [
-            _File(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else s.blob_id or "")
+            _File(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None)
             for s in info.siblings or []
             if any(fnmatch.fnmatch(s.rfilename, p) for p in PATTERNS) and "/" not in s.rfilename
         ]
         if not any(file.name.endswith(".safetensors") for file in files):
             raise DownloadError(
-                f"{source.repo} has no safetensors weights",
+                f"{repo} has no safetensors weights",
                 "choose an MLX or safetensors repository of the model",
             )
-        _fetch_files(source, info.sha, files, cache_dir, report, cancel)
-        return _repo_folder(source, cache_dir) / "snapshots" / str(info.sha)
+        here = _repo_folder(source, cache_dir) / "snapshots" / commit
+        absent = [file for file in files if not _sound(here / file.name, file)]
+        check_space(here, sum(file.size for file in absent))
+        if "HF_HUB_DISABLE_XET" not in os.environ:
+            # A Xet transfer cannot be cancelled: it swallows what its progress callback raises
+            # (huggingface_hub issue 4632). Only files that HTTP does not serve are fetched by it.
+            limit = constants.MAX_HTTP_DOWNLOAD_SIZE
+            constants.HF_HUB_DISABLE_XET = all(file.size <= limit for file in absent)
+        progress = _Progress(files, absent, report, cancel)
+        for file in absent:
+            path = hf_hub_download(
+                repo,
+                file.name,
+                revision=commit,
+                cache_dir=cache,
+                tqdm_class=progress.bar_class(file.name),
+            )
+            _check_sha256(Path(path), file, source)
+        check_cancel(cancel)
+        if not source.pinned and (here / "config.json").exists():
+            # Last, so that the branch never points at a snapshot that is not whole.
+            hf_hub_download(repo, "config.json", revision=source.revision, cache_dir=cache)
+    return here
 
 
-def _fetch_files(
-    source: HubSource,
-    commit: str,
-    files: list[_File],
-    cache_dir: Path | None,
-    report: Report,
-    cancel: threading.Event | None,
-) -> None:
-    from huggingface_hub import hf_hub_download
-
-    repo = _repo_folder(source, cache_dir)
-    here = repo / "snapshots" / commit
-    absent = [file for file in files if not _sound(here / file.name, file)]
-    check_space(repo, sum(file.size for file in absent))
-    progress = _Progress(sum(f.size for f in files), report, cancel)
-    progress.done = progress.total - sum(file.size for file in absent)
-    where = {"repo_id": source.repo, "cache_dir": str(_cache(cache_dir))}
-    for file in absent:
-        progress.start(file)
-        if file.size >= LARGE_BYTES and len(file.blob) == 64:
-            _fetch_blob(source, commit, file, repo / "blobs", progress)
-        hf_hub_download(
-            filename=file.name, revision=commit, tqdm_class=progress.bar_class(), **where
+def _check_sha256(path: Path, file: _File, source: HubSource) -> None:
+    """Discard a file that is not what the Hub says it is. huggingface_hub compares sizes only."""
+    if file.sha256 is None:
+        return
+    with path.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != file.sha256:
+        _remove(path)
+        raise DownloadError(
+            f"{file.name} of {source.repo} arrived damaged and was discarded", "try again"
         )
-    if not source.pinned and (here / "config.json").exists():
-        # Last, so that the branch never points at a snapshot that is not whole.
-        hf_hub_download(filename="config.json", revision=source.revision, **where)
 
 
 def _sound(path: Path, file: _File) -> bool:
-    """Whether the file is here and whole; what is here and is not is removed, its content too."""
+    """Whether the file is here and whole; what is here but not whole is removed."""
     if not path.exists():
         return False
     if file.size in (0, path.stat().st_size) and (
         path.suffix != ".safetensors" or folders.whole(path)
     ):
         return True
-    path.resolve().unlink(missing_ok=True)  # a link to the blob, which would be taken again
-    path.unlink(missing_ok=True)
+    _remove(path)
     return False
 
 
-def _fetch_blob(
-    source: HubSource, commit: str, file: _File, blobs: Path, progress: _Progress
-) -> None:
-    """Download ``file`` to its place in the cache's blob folder, from where it stopped before."""
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
-
-    final, partial = blobs / file.blob, blobs / f"{file.blob}.incomplete"
-    blobs.mkdir(parents=True, exist_ok=True)
-    with locked(blobs / f".{file.blob}.lock", progress.cancel):
-        if final.exists():
-            return
-        with partial.open("ab") as out:
-            have = out.tell()
-            if have > file.size:
-                out.truncate(0)
-                have = 0
-            progress.add(have)
-            http_get(
-                hf_hub_url(source.repo, file.name, revision=commit),
-                out,
-                resume_size=have,
-                headers=build_hf_headers(),
-                expected_size=file.size,
-                displayed_filename=file.name,
-                tqdm_class=progress.bar_class(),
-            )
-        with partial.open("rb") as whole:
-            digest = hashlib.file_digest(whole, "sha256").hexdigest()
-        if digest != file.blob:
-            partial.unlink()
-            raise DownloadError(
-                f"{file.name} of {source.repo} arrived damaged and was discarded", "try again"
-            )
-        os.replace(partial, final)
-    (blobs / f".{file.blob}.lock").unlink(missing_ok=True)
+def _remove(path: Path) -> None:
+    """Remove a snapshot's file and the content it links to, which would be linked again."""
+    path.resolve().unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 class _Progress:
     """Bytes of the whole snapshot, counted from huggingface_hub's own progress bars."""
 
-    def __init__(self, total: int, report: Report, cancel: threading.Event | None) -> None:
-        self.done, self.total, self.name = 0, total, ""
+    def __init__(
+        self,
+        files: list[_File],
+        absent: list[_File],
+        report: Report,
+        cancel: threading.Event | None,
+    ) -> None:
+        self.total = sum(file.size for file in files)
+        self.done = self.total - sum(file.size for file in absent)
         self.report, self.cancel = report, cancel
 
-    def start(self, file: _File) -> None:
-        self.name = file.name
-        self.add(0)
-
-    def add(self, n: float | None) -> None:
-        check_cancel(self.cancel)
-        self.done += int(n or 0)
-        self.report(Loading("download", min(self.done, self.total), self.total, self.name))
-
-    def bar_class(self) -> type:
-        """What huggingface_hub takes for a progress bar; draws nothing, reports here."""
-        from tqdm import tqdm
-
+    def bar_class(self, name: str) -> Any:
+        """A class of progress bars that draw nothing and report the bytes of the file ``name``."""
         progress = self
 
-        class Bar(tqdm):  # type: ignore[misc]
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                kwargs.pop("name", None)
-                super().__init__(*args, **{**kwargs, "disable": True})
+        class Bar:
+            n = total = 0
 
-            def update(self, n: float | None = 1) -> bool | None:
-                progress.add(n)
-                return None
+            def __init__(self, *_: Any, **__: Any) -> None:
+                self.update(0)
+
+            def update(self, n: float | None = 1) -> None:
+                check_cancel(progress.cancel)
+                progress.done += int(n or 0)
+                done = min(progress.done, progress.total)
+                progress.report(Loading("download", done, progress.total, name))
+
+            def nothing(self, *_: Any, **__: Any) -> None:
+                pass
+
+            __enter__ = lambda self: self  # noqa: E731
+            __exit__ = close = refresh = nothing
+            update_transfer = set_postfix_str = set_transfer_postfix_str = nothing  # of Xet
 
         return Bar
 
@@ -223,46 +198,37 @@ def _offline(source: HubSource, role: Role, cache_dir: Path | None) -> DownloadE
 
 
 @contextmanager
-def _one_line_errors(source: HubSource, role: Role, cache_dir: Path | None) -> Iterator[None]:
+def _one_line_errors(source: HubSource, cache: Path) -> Iterator[None]:
     """Turn what huggingface_hub and its HTTP client raise into one DownloadError."""
     from huggingface_hub import errors as hub
 
-    repo = source.repo
-    url = f"https://huggingface.co/{repo}"
+    repo, url = source.repo, f"https://huggingface.co/{source.repo}"
     try:
         yield
-    except (Cancelled, DownloadError):
-        raise
-    except hub.HFValidationError as error:
-        why = str(error).splitlines()[0]
-        raise DownloadError(f"{repo} is no name on the Hub: {why}", "check the spelling") from None
-    except hub.GatedRepoError:
-        raise DownloadError(
-            f"{repo} is gated: its owner asks for consent first",
-            f"accept its terms at {url}, then run: hf auth login",
-        ) from None
-    except hub.RepositoryNotFoundError:
-        raise DownloadError(
-            f"the Hub has no model {repo}, or it is private",
-            "check the spelling; for a private one run: hf auth login",
-        ) from None
-    except hub.RevisionNotFoundError:
-        raise DownloadError(
-            f"{repo} has no revision {source.revision}", f"see {url}/commits/main"
-        ) from None
-    except hub.HfHubHTTPError as error:
-        status = error.response.status_code
-        if status in (401, 403):
-            raise DownloadError(f"the Hub refuses access to {repo}", "run: hf auth login") from None
-        raise DownloadError(f"the Hub answered {status} for {repo}", "try again later") from None
-    except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, hub.HTTPError):
-        raise DownloadError(
-            f"the Hub cannot be reached to fetch {repo}",
-            "check the network and try again; what has arrived is kept",
-        ) from None
-    except OSError as error:
-        if error.errno is None:  # huggingface_hub's own, about a transfer that fell short
-            raise DownloadError(
-                f"the transfer of {repo} broke off", "try again; what has arrived is kept"
-            ) from None
-        raise disk_error(error, _cache(cache_dir)) from None
+    except (hub.HFValidationError, hub.HTTPError, OSError) as error:
+        status = error.response.status_code if isinstance(error, hub.HfHubHTTPError) else None
+        match error:
+            case hub.HFValidationError():
+                why = str(error).splitlines()[0]
+                what, hint = f"{repo} is no name on the Hub: {why}", "check the spelling"
+            case hub.GatedRepoError():
+                what = f"{repo} is gated: its owner asks for consent first"
+                hint = f"accept its terms at {url}, then run: hf auth login"
+            case hub.RepositoryNotFoundError():
+                what = f"the Hub has no model {repo}, or it is private"
+                hint = "check the spelling; for a private one run: hf auth login"
+            case hub.RevisionNotFoundError():
+                what, hint = f"{repo} has no revision {source.revision}", f"see {url}/commits/main"
+            case hub.HfHubHTTPError() if status in (401, 403):
+                what, hint = f"the Hub refuses access to {repo}", "run: hf auth login"
+            case hub.HfHubHTTPError():
+                what, hint = f"the Hub answered {status} for {repo}", "try again later"
+            case hub.LocalEntryNotFoundError() | hub.OfflineModeIsEnabled() | hub.HTTPError():
+                what = f"the Hub cannot be reached to fetch {repo}"
+                hint = "check the network and try again; files that have arrived whole are kept"
+            case OSError(errno=None):  # huggingface_hub's own, about a transfer that fell short
+                what = f"the transfer of {repo} broke off"
+                hint = "try again; files that have arrived whole are kept"
+            case _:
+                raise disk_error(error, cache) from None
+        raise DownloadError(what, hint) from None

