@@ -130,8 +130,19 @@ def chat_speed(
 
 def plain_speed(home: Path, model: str, tokens: int) -> tuple[float, float]:
     trace = home / "generate.jsonl"
-    command = [sys.executable, "-m", "dspark_mlx", "generate", "--model", model, "--trace", trace]
-    flags = ["--max-tokens", str(tokens), "--temp", "0", "--schedule", "fixed"]
+    command = [sys.executable, "-m", "dspark_mlx", "generate"]
+    flags = [
+        "--model",
+        model,
+        "--trace",
+        str(trace),
+        "--max-tokens",
+        str(tokens),
+        "--temp",
+        "0",
+        "--schedule",
+        "fixed",
+    ]
     subprocess.run([*command, *flags, "--prompt", PROMPT], check=True, stdout=subprocess.DEVNULL)
     return speed(trace)
 

@@ -45,7 +45,7 @@ LEAST = 3  # rounds of a stretch that make a mean
 class Measured(chat_app.ChatApp):
     """Notes the display thread's CPU time between a reply's second round and its last."""
 
-    CSS_PATH = Path(chat_app.__file__).with_name("app.tcss")
+    CSS_PATH = str(Path(chat_app.__file__).with_name("app.tcss"))
     keys: tuple[str, ...] = ()
     result = Path()
     pause = 0.0

@@ -63,7 +63,8 @@ class LookupRow:
         n, at = self.match(anchor)
         if not n:
             return 0, []
-        text, drafted, tail = self.tokens, [], [anchor]
+        text, tail = self.tokens, [anchor]
+        drafted: list[int] = []
         for k in range(at, at + width):
             # A match that overlaps its own continuation repeats with its period.
             known = k - len(text)

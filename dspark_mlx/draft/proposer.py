@@ -74,7 +74,7 @@ class Draft:
 
     def token_rows(self) -> list[list[int]]:
         """The drafted ids of each row; waits for the device."""
-        rows: list[list[int]] = self.tokens.tolist()
+        rows: Any = self.tokens.tolist()
         return [row[:n] for row, n in zip(rows, self.counts, strict=True)]
 
     def confidence_rows(self) -> list[list[float]]:
@@ -82,7 +82,7 @@ class Draft:
 
         One that is not a number (a drafter with damaged weights) counts as 0.
         """
-        rows: list[list[float]] = self.confidence.tolist()
+        rows: Any = self.confidence.tolist()
         return [
             [c if c == c else 0.0 for c in row[:n]]
             for row, n in zip(rows, self.counts, strict=True)

@@ -66,14 +66,14 @@ class Target:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(v.nbytes for _, v in tree_flatten(self.model.parameters()))
+        return sum(v.nbytes for v in named_tensors(self.model).values())
 
     @property
     def dtype(self) -> mx.Dtype:
         """The floating type the model computes in."""
         if self.norm is not None:
             return self.norm.weight.dtype
-        dtypes = (v.dtype for _, v in tree_flatten(self.model.parameters()))
+        dtypes = (v.dtype for v in named_tensors(self.model).values())
         return next(d for d in dtypes if mx.issubdtype(d, mx.floating))
 
     @property
@@ -176,10 +176,10 @@ class Target:
                 else "leave --kv-bits out",
             ) from error
         tolerance = 1e-3 if self.dtype == mx.float32 else 0.1
-        error = _difference(mx.concatenate([first, second], axis=1), plain)
-        if not error <= tolerance:
+        change = _difference(mx.concatenate([first, second], axis=1), plain)
+        if not change <= tolerance:
             raise ModelError(
-                f"this model's logits change by {error:.2g} (relative) when its hidden "
+                f"this model's logits change by {change:.2g} (relative) when its hidden "
                 "states are read or its cache is replaced",
                 "its architecture is not supported; use another model",
             )
@@ -217,6 +217,12 @@ def _model_lock(model: nn.Module) -> Any:
             lock = threading.RLock()
             object.__setattr__(model, "_model_lock", lock)
         return lock
+
+
+def named_tensors(model: nn.Module) -> dict[str, mx.array]:
+    """A module's parameters by their dotted names."""
+    flat: Any = tree_flatten(model.parameters())
+    return dict(flat)
 
 
 def to_float(model: nn.Module, dtype: mx.Dtype) -> nn.Module:

@@ -106,7 +106,7 @@ def _match(
         return Verdict(mx.zeros((choices.shape[0],), dtype=mx.int32), choices[:, 0], logits)
     agree = draft == choices[:, :-1]
     if min(lengths) < draft.shape[1]:
-        agree = agree & (mx.arange(draft.shape[1]) < mx.array(lengths)[:, None])
+        agree = agree & (mx.arange(draft.shape[1]) < mx.array(list(lengths))[:, None])
     accepted = mx.cumprod(agree.astype(mx.int32), axis=1).sum(axis=1)
     token = mx.take_along_axis(choices, accepted[:, None], axis=1)[:, 0]
     return Verdict(accepted, token, logits)

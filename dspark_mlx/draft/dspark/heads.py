@@ -22,7 +22,7 @@ class MarkovHead(nn.Module):
     def __init__(self, vocab_size: int, logit_size: int, rank: int, hidden_size: int) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, logit_size, bias=False)
+        self.markov_w2: nn.Module = nn.Linear(rank, logit_size, bias=False)
 
     def embed(self, previous: mx.array) -> mx.array:
         """``W1[x]``: target ids ``(...)`` to ``(..., R)``. Ids past the table read its last row."""

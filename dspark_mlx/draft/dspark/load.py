@@ -15,9 +15,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from ...errors import DsparkError, ModelError, UsageError
+from ...model.target import named_tensors
 from .calibration import read_calibration
 from .config import DrafterConfig
 from .network import Drafter
@@ -64,7 +64,7 @@ def load_drafter(
             f"cannot load the drafter in {folder}: {type(error).__name__}: {why}",
             "check its config.json",
         ) from error
-    own = {k: v for k, v in tree_flatten(drafter.parameters()) if k.split(".")[0] not in _SHAREABLE}
+    own = {k: v for k, v in named_tensors(drafter).items() if k.split(".")[0] not in _SHAREABLE}
     if not mx.stack([mx.isfinite(v).all() for v in own.values()]).all().item():
         raise ModelError(
             f"the drafter in {folder} has weights that are no numbers",
@@ -201,7 +201,7 @@ def _check_tensors(
 ) -> None:
     expected = {
         name: value
-        for name, value in tree_flatten(drafter.parameters())
+        for name, value in named_tensors(drafter).items()
         if name.split(".")[0] not in _SHAREABLE or name.split(".")[0] in own
     }
     missing = [name for name in expected if name not in weights]

@@ -93,7 +93,7 @@ class Drafter(nn.Module):
         self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.layers = [DraftLayer(config) for _ in range(config.num_hidden_layers)]
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.lm_head = nn.Linear(hidden, config.logit_size, bias=False)
+        self.lm_head: nn.Module = nn.Linear(hidden, config.logit_size, bias=False)
         self.markov_head = make_head(config)
         self.confidence_head = None
         if config.enable_confidence_head:

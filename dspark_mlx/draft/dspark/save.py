@@ -13,8 +13,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
+from ...model.target import named_tensors
 from .network import Drafter, TiedHead
 
 
@@ -29,7 +29,7 @@ def save_drafter(drafter: Drafter, folder: str | Path, *, embeddings: bool = Fal
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: value
-        for name, value in tree_flatten(drafter.parameters())
+        for name, value in named_tensors(drafter).items()
         if name.split(".")[0] not in drafter.borrowed
     }
     if embeddings:
