@@ -20,10 +20,10 @@ from datetime import date
 
 import numpy as np
 
+from dspark_mlx.bench.simulator.reply_trace import synthetic
+from dspark_mlx.bench.simulator.simulate import in_hindsight, simulate
+from dspark_mlx.bench.simulator.tables import tables
 from dspark_mlx.schedule import Auto, EarlyStop, Lagged, Outcome, Policy, RowView
-from dspark_mlx.schedule.script import synthetic
-from dspark_mlx.schedule.simulate import in_hindsight, simulate
-from dspark_mlx.schedule.tables import tables
 
 TEXTS = ("chat", "code", "math", "mixed")
 
@@ -43,7 +43,7 @@ def decisions(policy: Policy, rows: int, block: int, rounds: int) -> dict[str, f
         at = [p % 1900 for p in position]
         confidence = [text[r].confidence[at[r], : plan.widths[r]].tolist() for r in range(rows)]
         start = time.process_time()
-        made = policy.schedule(views, plan.widths, confidence if plan.look else None)
+        made = policy.schedule(views, plan.widths, confidence if plan.needs_confidence else None)
         spent["schedule"].append(time.process_time() - start)
         accepted = tuple(min(n, text[r].accepts[at[r]]) for r, n in enumerate(made.lengths))
         position = [p + a + 1 for p, a in zip(position, accepted, strict=True)]
@@ -54,7 +54,7 @@ def decisions(policy: Policy, rows: int, block: int, rounds: int) -> dict[str, f
             accepted,
             tuple(a + 1 for a in accepted),
             tuple(map(tuple, confidence)),
-            0.002 if plan.look else 0.0,
+            0.002 if plan.needs_confidence else 0.0,
             0.05,
             made.predicted_seconds or 0.05,
         )

@@ -25,6 +25,7 @@ from .draft.registry import LoadedDrafter, load_for
 from .engine.engine import Engine
 from .errors import DsparkError, UsageError
 from .events import CostTable, Loaded, Loading, Notice
+from .load_probe import probe
 from .model.load import load_target
 from .model.target import Target
 from .profiling import load_or_profile
@@ -32,7 +33,6 @@ from .registry import ModelEntry, Registry
 from .request import METHODS, Method
 from .schedule import CostModel, Off, Policy, make_policy
 from .schedule.load import LoadMonitor
-from .schedule.load_probe import probe
 
 Report: TypeAlias = Callable[[Loading | Notice | CostTable], None]
 

@@ -150,7 +150,7 @@ class Cuts:
         _require(0.0 <= self.p_survival_min <= 1.0, "p-survival-min must be between 0 and 1")
 
     @property
-    def look(self) -> bool:
+    def needs_confidence(self) -> bool:
         """Whether the confidences must be read before verification."""
         return self.p_min > 0.0 or self.p_survival_min > 0.0
 

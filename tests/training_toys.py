@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 from toys import EOS, VOCAB, ToyTokenizer, llama_toy, prompt
 
-from dspark_mlx.training.options import TrainOptions
+from dspark_mlx.training.train_options import TrainOptions
 
 
 def chain_model(seed: int = 3) -> nn.Module:

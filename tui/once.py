@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-from dspark_mlx.commands.generate import Result
+from dspark_mlx.commands.generate import print_reply
 from dspark_mlx.commands.progress import ProgressLine
 from dspark_mlx.errors import DsparkError
-from dspark_mlx.events import Event, Failed, Finished, Loaded, Loading, StepDone
+from dspark_mlx.events import Event, Failed, Loaded, Loading
 from dspark_mlx.registry import DEFAULT_MODEL
 
 from .conversation import Conversation
@@ -33,7 +33,14 @@ def answer(client: EngineClient, prompt: str, settings: Settings, out: TextIO | 
     conversation = Conversation(system=settings.system)
     conversation.ask(prompt)
     request = conversation.request("once", settings)
-    result = Result()
+    last = "\n"  # what was written last
+
+    def write(text: str) -> None:
+        nonlocal last
+        last = text or last
+        out.write(cleaner.feed(text) if cleaner else text)
+        out.flush()
+
     client.release()
     events = _events(client)
     try:
@@ -45,19 +52,12 @@ def answer(client: EngineClient, prompt: str, settings: Settings, out: TextIO | 
                 elif isinstance(event, Loaded):
                     break
         client.submit(request)
-        for event in events:
-            if isinstance(event, StepDone | Finished):
-                text = result.add([event])
-                out.write(cleaner.feed(text) if cleaner else text)
-                out.flush()
-            if result.end is not None:
-                break
-        out.write(cleaner.end() if cleaner else "")
-        if result.text and not result.text.endswith("\n"):
-            out.write("\n")
-        out.flush()
-        if result.end is not None and result.end.reason == "error":
-            raise DsparkError(result.end.message, result.end.hint)
+        try:
+            print_reply(events, write)
+        finally:
+            out.write(cleaner.end() if cleaner else "")
+            out.write("" if last.endswith("\n") else "\n")
+            out.flush()
         return 0
     except BrokenPipeError:
         sys.stdout = None  # the reader has gone; flush nothing

@@ -43,7 +43,7 @@ def text(cost: CostModel) -> str:
         rows = [[str(r), *(_ms(table[r].get(n)) for n in sizes)] for r in sorted(table)]
         parts += [f"{method} draft, ms", text_table(_head(sizes), rows), ""]
     parts.append(f"host work of a round  {1e3 * cost.overhead:.2f} ms")
-    parts.append(f"reading confidences before verifying  {1e3 * cost.look:.2f} ms")
+    parts.append(f"reading confidences before verifying  {1e3 * cost.sync_overhead:.2f} ms")
     parts.append(f"a plain round saves by being dispatched early  {1e3 * cost.overlap:.2f} ms")
     return "\n".join(parts)
 

@@ -17,10 +17,10 @@ from ..charts import BarChart, Chart
 from ..errors import UsageError
 from ..schedule import make_policy
 from ..schedule.cost import CostModel
-from ..schedule.script import DOMAINS, Script, from_trace, synthetic
-from ..schedule.simulate import in_hindsight, simulate
-from ..schedule.tables import tables
 from ..trace import read_trace
+from .simulator.reply_trace import DOMAINS, ReplyTrace, from_trace, synthetic
+from .simulator.simulate import in_hindsight, simulate
+from .simulator.tables import tables
 from .text_tables import number, percent, text_table
 from .workload import parse_schedule
 
@@ -76,7 +76,7 @@ def costs(spec: str) -> dict[str, CostModel]:
         ) from error
 
 
-def replies(spec: str, seed: int = 0) -> dict[str, list[Script]]:
+def replies(spec: str, seed: int = 0) -> dict[str, list[ReplyTrace]]:
     """``spec`` as replies by name: a trace, a synthetic domain, or ``all`` synthetic ones."""
     names = SYNTHETIC if spec == "all" else (spec,)
     if all(name in SYNTHETIC for name in names):
@@ -95,7 +95,7 @@ def replies(spec: str, seed: int = 0) -> dict[str, list[Script]]:
 
 def run(
     worlds: dict[str, CostModel],
-    texts: dict[str, list[Script]],
+    texts: dict[str, list[ReplyTrace]],
     schedules: Sequence[str],
     concurrency: Sequence[int],
     *,

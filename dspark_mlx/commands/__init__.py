@@ -1,8 +1,8 @@
 """The ``dspark`` command: finds the subcommand, imports only that one, runs it.
 
-Owns what all subcommands share: how errors, Ctrl+C and a closed pipe end the
-process. Each module beside this one has ``configure(parser)``, which adds its
-flags, and ``run(args) -> int``, the exit code; neither loads mlx at import.
+Errors, Ctrl+C and a closed pipe end the process here, in the same way for all subcommands. The
+module of a subcommand has ``configure(parser)``, which adds its flags, and ``run(args)``, which
+returns the exit code; importing it does not load mlx.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..errors import DsparkError
 
 COMMANDS = {
     "bench": "compare methods and schedules side by side",
-    "calibrate": "make a drafter's confidences honest",
-    "eval": "measure how much of a drafter's drafts is accepted",
+    "calibrate": "fit a drafter's confidences to what the target accepts",
+    "eval": "measure how many draft tokens the target accepts",
     "generate": "write a reply to one prompt",
-    "models": "list the known models, or fetch one",
+    "models": "list the known models, or download one",
     "profile": "measure what a round costs on this machine",
     "train": "train a drafter for a target",
 }
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one ``dspark`` command line and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in argv if not word.startswith("-")), None)
-    # A subcommand's matrix work is mlx's; numpy's own BLAS threads would only wait and spin.
+    # mlx does the matrix work of a subcommand; numpy's own BLAS threads would only wait and spin.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from .output import abandon_stdout, prepare_streams
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         abandon_stdout()
         return EXIT_BROKEN_PIPE
-    except OSError as error:  # a full disk, a file that may not be read: not a fault of ours
+    except OSError as error:  # a full disk, or a file that may not be read
         where = f": {error.filename}" if error.filename else ""
         print(f"dspark: error: {error.strerror or error}{where}", file=sys.stderr)
         abandon_stdout()

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..charts import Chart, page
 from ..errors import UsageError
 from ..events import CostTable, Loading, Notice
-from .numbers import count, positive, temperatures
-from .options import add_model_flags, load_options
+from .options import add_model_flags, count, load_options, positive, temperatures
 from .output import check_writable, write_text
 from .progress import ProgressLine
 

@@ -1,11 +1,11 @@
-"""``dspark calibrate``: make a drafter's confidences mean what they say.
+"""``dspark calibrate``: fit a drafter's confidences to how often its draft tokens are accepted.
 
-Plays held-out rounds, fits temperature and offset of every position (sequential
-temperature scaling, paper section 3.2.1) on one half of the prompts and reports the
-error on the other half. A fit that holds there is made once more, on both halves, and
-written as ``calibration.json`` beside the checkpoint.
-A second fit first blends each confidence with how decided the drafter itself was at
-the slot, and is kept where that tells more. Greedy and sampled replies accept by
+Plays held-out rounds, fits temperature and offset of each position (sequential
+temperature scaling, section 3.2.1 of the paper) on one half of the prompts, and reports the
+error on the other half. A fit that lowers the error there is made once more, on both halves, and
+written as ``calibration.json`` into the drafter's folder.
+A second fit first blends each confidence with the drafter's largest probability at
+the slot, and is kept where it predicts better. Greedy and sampled replies accept by
 different rules and are fitted apart.
 """
 
@@ -13,58 +13,79 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .eval import follow
+from .eval import add_prompt_flags, follow, held_out_prompts, number_or_none
 from .options import add_model_flags, load_options
-from .reliability import Diagram, picture
-from .rounds import Round, add_prompt_flags, evaluation_engine, play, positions, prompts_of
+from .output import write_text
+from .progress import ProgressLine
+
+if TYPE_CHECKING:
+    from ..training.rounds import PlayedRound
 
 KINDS = ("greedy", "sampled")
+HEAD = "position temperature offset peaks observed predicted after ECE after AUC after"
+CHART_BINS = 10  # of a reliability diagram
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, decoding=False)
+    parser.epilog = (
+        "Needs --drafter DIR, the drafter's folder: calibration.json and reliability.svg are "
+        "written there, and the engine reads calibration.json with the drafter."
+    )
+    add_model_flags(parser, decoding=False, draft_model=False)
     add_prompt_flags(parser, prompts=24)
     parser.add_argument(
         "--no-offsets",
         dest="offsets",
         action="store_false",
-        help="temperatures alone, as in the paper",
+        help="fit temperatures only, as in the paper",
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..training.rounds import evaluation_engine, play
+
     folder = Path(args.drafter) if args.drafter else None
     if folder is None or not folder.is_dir():
         raise UsageError(
             "calibrate needs --drafter DIR, a folder it can write calibration.json into"
         )
-    prompts = prompts_of(args)
-    engine, pair = evaluation_engine(load_options(args), calibrated=False, rows=args.rows)
-    block = pair.drafter.network.block_size
-    halves = [
-        play(engine, prompts[half::2], args.temps, args.max_tokens, seed=args.seed, on_reply=follow)
-        for half in (0, 1)
-    ]
-    result = calibrate(halves[0], halves[1], block, offsets=args.offsets)
-    write(folder, result, halves[1])
+    prompts = held_out_prompts(args)
+    engine, drafter = evaluation_engine(load_options(args), calibrated=False, rows=args.rows)
+    with ProgressLine() as line:
+        fitted, tested = (
+            play(
+                engine,
+                prompts[half::2],
+                args.temps,
+                args.max_tokens,
+                seed=args.seed,
+                on_reply=lambda *done: follow(line, *done),
+            )
+            for half in (0, 1)
+        )
+    result = calibrate(fitted, tested, drafter.block_size, offsets=args.offsets)
+    write(folder, result, tested)
     print(json.dumps(result, indent=2) if args.json else table(result))
     return 0
 
 
 def calibrate(
-    fitted: Sequence[Round], tested: Sequence[Round], block: int, *, offsets: bool = True
+    fitted: Sequence[PlayedRound],
+    tested: Sequence[PlayedRound],
+    block: int,
+    *,
+    offsets: bool = True,
 ) -> dict[str, Any]:
     """Fit on one half, judge on the other: ``{"greedy": ..., "sampled": ...}``.
 
     Raises UsageError with too few rounds of a kind, or none at all.
     """
-    from ..schedule.calibration import MIN_ROUNDS, MIN_TESTED
+    from ..draft.dspark.calibration_fit import MIN_ROUNDS, MIN_TESTED
 
     result: dict[str, Any] = {}
     for name in KINDS:
@@ -82,27 +103,27 @@ def calibrate(
     return result
 
 
-def of_kind(rounds: Sequence[Round], name: str) -> list[Round]:
+def of_kind(rounds: Sequence[PlayedRound], name: str) -> list[PlayedRound]:
     """The rounds of greedy, or of sampled, replies."""
     return [r for r in rounds if (r.temperature == 0) == (name == "greedy")]
 
 
 def _fit(
-    fitted: Sequence[Round], tested: Sequence[Round], block: int, offsets: bool
+    fitted: Sequence[PlayedRound], tested: Sequence[PlayedRound], block: int, offsets: bool
 ) -> dict[str, Any]:
     drafted = {"temperatures": [1.0] * block, "offsets": [0.0] * block, "peaks": [0.0] * block}
-    # What was learned on one half is kept if it holds on the other: survivals are more
-    # honest than as drafted, and tell more than any kept before.
-    way, half, rows = -1, drafted, _judge(tested, block, drafted)
-    for i, found in enumerate(_scales(fitted, block, offsets)):
+    # A fit on one half is kept if, on the other half, the calibration error is lower than as
+    # drafted and the log loss lower than with any fit kept before.
+    kept, half, rows = -1, drafted, _judge(tested, block, drafted)
+    for i, found in enumerate(_fits(fitted, block, offsets)):
         judged = _judge(tested, block, found)
-        honest = _total(judged, "ece_after") < _total(judged, "ece_before")
-        if honest and _total(judged, "loss_after") < _total(rows, "loss_after"):
-            way, half, rows = i, found, judged
-    whole = drafted if way < 0 else [*_scales([*fitted, *tested], block, offsets)][way]
+        better = _total(judged, "ece_after") < _total(judged, "ece_before")
+        if better and _total(judged, "loss_after") < _total(rows, "loss_after"):
+            kept, half, rows = i, found, judged
+    whole = drafted if kept < 0 else [*_fits([*fitted, *tested], block, offsets)][kept]
     return {
         **whole,
-        "as_drafted": way < 0,
+        "as_drafted": kept < 0,
         "rounds": len(fitted) + len(tested),
         "held_out_rounds": len(tested),
         "held_out_scale": half,  # of the other half alone, as judged in positions
@@ -110,11 +131,13 @@ def _fit(
     }
 
 
-def _scales(rounds: Sequence[Round], block: int, offsets: bool) -> Iterator[dict[str, list[float]]]:
+def _fits(
+    rounds: Sequence[PlayedRound], block: int, offsets: bool
+) -> Iterator[dict[str, list[float]]]:
     """Sequential temperature scaling of the confidences, and of their blend with the peaks."""
     import numpy as np
 
-    from ..schedule.calibration import blend, fit
+    from ..draft.dspark.calibration_fit import blend, fit
 
     confidence, peaks = np.full((len(rounds), block), 0.5), np.zeros((len(rounds), block))
     for i, r in enumerate(rounds):
@@ -143,96 +166,106 @@ def _total(rows: Sequence[dict[str, Any]], name: str) -> float:
     return float(sum(row[name] for row in rows))
 
 
-def _judge(rounds: Sequence[Round], block: int, scale: dict[str, Any]) -> list[dict[str, Any]]:
-    return [measure(rounds, k, scale) for k, seen in enumerate(positions(rounds, block)) if seen]
+def _judge(
+    rounds: Sequence[PlayedRound], block: int, scale: dict[str, Any]
+) -> list[dict[str, Any]]:
+    from ..training.rounds import by_position
+
+    return [measure(rounds, k, scale) for k, seen in enumerate(by_position(rounds, block)) if seen]
 
 
 def survivals(
-    rounds: Sequence[Round], k: int, scale: dict[str, Any]
+    rounds: Sequence[PlayedRound], k: int, scale: dict[str, Any]
 ) -> tuple[list[float], list[float], list[float]]:
-    """Raw and calibrated survival of position k, and whether it stood."""
+    """Predicted survival of position k as drafted and calibrated, and 1.0 where it survived."""
     import numpy as np
 
-    from ..schedule.calibration import apply
+    from ..draft.dspark.calibration_fit import apply
 
     seen = [r for r in rounds if r.drafted > k]
     raw = np.array([r.confidence[: k + 1] for r in seen])
     more: Any = 0.0
     if any(scale["peaks"]):
         more = np.array([r.peaks[: k + 1] for r in seen]) * np.array(scale["peaks"][: k + 1])
-    stood = [float(r.accepted > k) for r in seen]
-    return (
-        raw.prod(1).tolist(),
-        apply(raw, scale["temperatures"], scale["offsets"], more).prod(1).tolist(),
-        stood,
-    )
+    calibrated = apply(raw, scale["temperatures"], scale["offsets"], more)
+    accepted = [float(r.accepted > k) for r in seen]
+    return raw.prod(1).tolist(), calibrated.prod(1).tolist(), accepted
 
 
-def measure(rounds: Sequence[Round], k: int, scale: dict[str, Any]) -> dict[str, Any]:
-    from ..schedule.calibration import auc, ece, log_loss
+def measure(rounds: Sequence[PlayedRound], k: int, scale: dict[str, Any]) -> dict[str, Any]:
+    """How well the survival of position k is predicted, before and after ``scale``."""
+    from ..draft.dspark.calibration_fit import auc, ece, log_loss
 
-    raw, fixed, stood = survivals(rounds, k, scale)
-    areas = [auc(p, stood) for p in (raw, fixed)]
+    before, after, accepted = survivals(rounds, k, scale)
     return {
         "position": k + 1,
-        "rounds": len(stood),
-        "observed": sum(stood) / len(stood),
-        "predicted_before": sum(raw) / len(raw),
-        "predicted_after": sum(fixed) / len(fixed),
-        "ece_before": ece(raw, stood),
-        "ece_after": ece(fixed, stood),
-        "loss_before": log_loss(raw, stood),
-        "loss_after": log_loss(fixed, stood),
-        "auc_before": None if areas[0] != areas[0] else areas[0],
-        "auc_after": None if areas[1] != areas[1] else areas[1],
+        "rounds": len(accepted),
+        "observed": sum(accepted) / len(accepted),
+        "predicted_before": sum(before) / len(before),
+        "predicted_after": sum(after) / len(after),
+        "ece_before": ece(before, accepted),
+        "ece_after": ece(after, accepted),
+        "loss_before": log_loss(before, accepted),
+        "loss_after": log_loss(after, accepted),
+        "auc_before": number_or_none(auc(before, accepted)),
+        "auc_after": number_or_none(auc(after, accepted)),
     }
 
 
-def write(folder: Path, result: dict[str, Any], tested: Sequence[Round]) -> None:
-    """``calibration.json`` and ``reliability.svg``, each whole or not at all."""
-    rows = [
-        [
-            Diagram(
-                f"{name}, position {k + 1}",
-                *survivals(of_kind(tested, name), k, part["held_out_scale"]),
-            )
-            for k in range(len(part["positions"]))
-        ]
-        for name, part in result.items()
-    ]
-    for file, text in (
-        ("calibration.json", json.dumps(result, indent=2) + "\n"),
-        ("reliability.svg", picture(rows)),
-    ):
-        scratch = folder / f".{file}.tmp"
-        try:
-            scratch.write_text(text, encoding="utf-8")
-            os.replace(scratch, folder / file)
-        except OSError as error:
-            scratch.unlink(missing_ok=True)
-            raise UsageError(f"cannot write {folder / file}: {error.strerror}") from None
+def write(folder: Path, result: dict[str, Any], tested: Sequence[PlayedRound]) -> None:
+    """Write ``calibration.json`` and ``reliability.svg``, each whole or not at all."""
+    write_text(folder / "calibration.json", json.dumps(result, indent=2) + "\n")
+    write_text(folder / "reliability.svg", reliability_chart(result, tested))
+
+
+def reliability_chart(result: dict[str, Any], tested: Sequence[PlayedRound]) -> str:
+    """An SVG with one row for each kind of reply and one diagram for each position."""
+    from ..charts import LineChart, Series, page
+    from ..draft.dspark.calibration_fit import reliability
+
+    columns = max(len(part["positions"]) for part in result.values())
+    charts: list[LineChart | None] = []
+    for name, part in result.items():
+        for row in part["positions"]:
+            k = row["position"] - 1
+            *predictions, accepted = survivals(of_kind(tested, name), k, part["held_out_scale"])
+            lines = []
+            for title, predicted in zip(("as drafted", "calibrated"), predictions, strict=True):
+                bins = reliability(predicted, accepted, CHART_BINS)
+                points = tuple((b.predicted, b.observed) for b in bins)
+                weights = tuple(b.count / len(accepted) for b in bins)
+                lines.append(Series(title, points, weights=weights))
+            title = f"{name}, position {k + 1}"
+            charts.append(LineChart(title, "predicted", "observed", tuple(lines), diagonal=True))
+        charts += [None] * (-len(charts) % columns)
+    note = "Survival of each position: predicted (across) and observed (up)."
+    return page(charts, note, columns=columns, width=280, height=280, legend="shared")
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = []
+    """The same for a person."""
+    from ..bench.text_tables import number, text_table
+
+    columns = ("observed", "predicted_before", "predicted_after", "ece_before", "ece_after")
+    parts = []
     for name, part in result.items():
-        lines += [
-            f"{name}: fitted on {part['rounds']} rounds; judged on {part['held_out_rounds']} "
-            "of them, by a fit of the others"
-            + (": no fit was better, kept as drafted" if part["as_drafted"] else ""),
-            "position  temperature  offset  peaks  observed   before    after    ECE before  after"
-            "    AUC before  after",
+        kept = ": no fit was better, kept as drafted" if part["as_drafted"] else ""
+        parts += [
+            f"{name}: fitted on {part['rounds']} rounds; judged on {part['held_out_rounds']} of "
+            f"them, by a fit to the others{kept}",
+            text_table(
+                HEAD.split(),
+                [
+                    [
+                        str(row["position"]),
+                        *(
+                            number(part[n][row["position"] - 1])
+                            for n in ("temperatures", "offsets", "peaks")
+                        ),
+                        *(number(row[n], 3) for n in (*columns, "auc_before", "auc_after")),
+                    ]
+                    for row in part["positions"]
+                ],
+            ),
         ]
-        for row in part["positions"]:
-            at = row["position"] - 1
-            areas = [
-                "-" if row[n] is None else f"{row[n]:.3f}" for n in ("auc_before", "auc_after")
-            ]
-            lines.append(
-                f"{row['position']:>8} {part['temperatures'][at]:>12.2f} "
-                f"{part['offsets'][at]:>7.2f} {part['peaks'][at]:>6.2f} "
-                f"{row['observed']:>9.3f} {row['predicted_before']:>8.3f} "
-                f"{row['predicted_after']:>8.3f} {row['ece_before']:>13.3f} "
-                f"{row['ece_after']:>6.3f} {areas[0]:>13} {areas[1]:>6}"
-            )
-    return "\n".join(lines)
+    return "\n".join(parts)

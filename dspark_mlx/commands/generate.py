@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DsparkError, ModelError, UsageError
-from ..events import Event, Finished, Loading, Notice, Prefill, StepDone
+from ..errors import ModelError, UsageError
+from ..events import Event, Finished, Prefill, StepDone
 from .options import (
     add_cut_flags,
     add_model_flags,
@@ -19,111 +20,139 @@ from .options import (
     load_options,
     sampling_params,
 )
-from .output import read_stdin
+from .output import read_stdin, say
 from .progress import ProgressLine
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..events import Loaded
     from ..request import Request
+    from ..trace import TraceWriter
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--prompt", "-p", required=True, metavar="TEXT", help="the message; - reads standard input"
+    add = parser.add_argument
+    add("--prompt", "-p", required=True, metavar="TEXT", help="the message; - reads standard input")
+    add("--system", metavar="S", help="a system message before the prompt")
+    add("--raw", action="store_true", help="continue the prompt itself, without a chat template")
+    add(
+        "--max-tokens",
+        "-m",
+        type=int,
+        default=512,
+        metavar="N",
+        help="longest reply in tokens; -1 for no limit (default: %(default)s)",
     )
-    parser.add_argument("--system", metavar="S", help="a system message before it")
-    parser.add_argument(
-        "--raw", action="store_true", help="continue the text as it is, without a chat template"
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="S",
+        help="end the reply before this text; may be given several times",
     )
-    parser.add_argument("--max-tokens", "-m", type=int, default=512, metavar="N")
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="S", help="end before this text; repeatable"
-    )
-    parser.add_argument(
-        "--ignore-eos", action="store_true", help="go on past the model's end-of-text token"
-    )
+    add("--ignore-eos", action="store_true", help="go on after the model's end-of-text token")
     thinking = parser.add_mutually_exclusive_group()
     thinking.add_argument(
-        "--thinking", action="store_true", default=None, help="let it think first"
+        "--thinking", action="store_true", default=None, help="let the model think first"
     )
-    thinking.add_argument("--no-thinking", dest="thinking", action="store_false")
+    thinking.add_argument(
+        "--no-thinking", dest="thinking", action="store_false", help="answer without thinking"
+    )
     add_model_flags(parser)
     add_sampling_flags(parser)
     add_cut_flags(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    output.add_argument("--trace", metavar="FILE", help="record every round, one JSON line each")
     output.add_argument(
-        "--verbose", action="store_true", help="say on stderr what was chosen and how it went"
+        "--trace", metavar="FILE", help="write every event to FILE, one JSON line each"
+    )
+    output.add_argument(
+        "--verbose", action="store_true", help="say on stderr how the reply was made"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     request = _request(args)
+    from ..loading import load_engine
     from ..trace import TraceWriter
 
     with contextlib.ExitStack() as stack:
         trace = stack.enter_context(TraceWriter(args.trace)) if args.trace else None
-        engine, loaded = _load(args)
+        options = load_options(args, max_rows=1)
+        with ProgressLine() as line:
+            engine, loaded = load_engine(options, line)
         if trace:
             trace.write([loaded])
         if args.verbose:
-            _say(f"{loaded.model}: {loaded.method} ({loaded.reason}), schedule {loaded.schedule}")
+            chosen = f"{loaded.method} ({loaded.reason}), schedule {loaded.schedule}"
+            say(f"dspark: {loaded.model}: {chosen}")
         engine.submit(request)
-        result = Result()
         try:
-            for events in _steps(engine):
-                if trace:
-                    trace.write(events)
-                text = result.add(events)
-                if not args.json:
-                    print(text, end="", flush=True)
+            reply = print_reply(_events(engine, trace), _ignore if args.json else _write)
         except KeyboardInterrupt:
             if not args.json:
                 print()
             raise
-    if result.end is None or result.end.reason == "error":
-        raise ModelError(result.end.message if result.end else "the engine stopped early")
     if args.json:
         # Escapes where the terminal or a pipe has no UTF-8: still the same object.
         plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-        print(json.dumps(result.report(), ensure_ascii=plain))
+        print(json.dumps(reply.to_json(), ensure_ascii=plain))
     else:
         print()
     if args.verbose:
-        _say(result.summary())
+        say(f"dspark: {reply.summary()}")
     return 0
 
 
-class Result:
-    """What a run came to, gathered from its events."""
+def print_reply(events: Iterable[Event], write: Callable[[str], object]) -> FinishedReply:
+    """Write the text of one request's events as it comes, until the reply has ended.
 
-    def __init__(self) -> None:
-        self.text = ""
-        self.tokens: list[int] = []
-        self.end: Finished | None = None
-        self.peak = 0
-
-    def add(self, events: list[Event]) -> str:
-        """Take in events; returns the text they add."""
-        new = ""
+    While a long prompt is read, a line on stderr says how far. Raises ModelError when the engine
+    gives the reply up, or stops before its end.
+    """
+    reply = FinishedReply()
+    with ProgressLine() as line:
         for event in events:
-            if isinstance(event, StepDone):
-                self.peak = event.memory.peak
-                for token in event.rows[0].tokens:
-                    self.tokens.append(token.id)
-                    new += token.text
-            elif isinstance(event, Finished):
-                self.end = event
-                new += event.tail
+            if isinstance(event, Prefill) and event.done < event.total:
+                line.show("reading the prompt", event.done, event.total)
+            elif isinstance(event, StepDone | Finished):
+                line.clear()
+                if text := reply.add(event):
+                    write(text)
+            if reply.end is not None:
+                break
+    if reply.end is None or reply.end.reason == "error":
+        raise ModelError(
+            reply.end.message if reply.end else "the engine stopped early",
+            reply.end.hint if reply.end else "",
+        )
+    return reply
+
+
+@dataclass
+class FinishedReply:
+    """One reply, gathered from the events of its rounds; ``peak`` is in bytes."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    end: Finished | None = None
+    peak: int = 0
+
+    def add(self, event: StepDone | Finished) -> str:
+        """Take in an event. Returns the text that it adds."""
+        if isinstance(event, Finished):
+            self.end, new = event, event.tail
+        else:
+            self.peak = event.memory.peak
+            tokens = event.rows[0].tokens
+            self.tokens += [token.id for token in tokens]
+            new = "".join(token.text for token in tokens)
         self.text += new
         return new
 
-    def report(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
+        """What ``dspark generate --json`` prints."""
         end = self.end
         assert end is not None
-        prefilled = end.prompt_tokens - end.reused_tokens
         return {
             "text": self.text,
             "tokens": self.tokens,
@@ -131,8 +160,8 @@ class Result:
             "prompt_tokens": end.prompt_tokens,
             "reused_tokens": end.reused_tokens,
             "generation_tokens": end.generation_tokens,
-            "prompt_tps": _per_second(prefilled, end.prompt_seconds),
-            "generation_tps": _per_second(end.generation_tokens, end.generation_seconds),
+            "prompt_tps": _rate(end.prompt_tokens - end.reused_tokens, end.prompt_seconds),
+            "generation_tps": _rate(end.generation_tokens, end.generation_seconds),
             "first_token_seconds": round(end.first_token_seconds, 4),
             "peak_memory_gb": round(self.peak / 1e9, 3),
             "method": end.method,
@@ -148,11 +177,12 @@ class Result:
         }
 
     def summary(self) -> str:
-        r = self.report()
+        """The same in one line, for a person."""
+        r = self.to_json()
         return (
             f"{r['generation_tokens']} tokens, {r['generation_tps']} tokens/s; "
             f"{r['rounds']} rounds, {r['accepted_length']} tokens a round "
-            f"({r['accepted']} of {r['scheduled']} verified drafts accepted); "
+            f"({r['accepted']} of {r['scheduled']} verified draft tokens accepted); "
             f"prompt {r['prompt_tokens']} tokens, {r['prompt_tps']} tokens/s; "
             f"peak memory {r['peak_memory_gb']} GB"
         )
@@ -185,40 +215,22 @@ def _request(args: argparse.Namespace) -> Request:
     )
 
 
-def _load(args: argparse.Namespace) -> tuple[Engine, Loaded]:
-    options = load_options(args, max_rows=1)
-    from ..loading import load_engine
-
-    with ProgressLine() as line:
-
-        def report(event: Loading | Notice) -> None:
-            if isinstance(event, Loading):
-                line(event)
-
-        return load_engine(options, report)
-
-
-def _steps(engine: Engine) -> Iterator[list[Event]]:
-    """The events of each step until the engine has nothing to do; prompt progress on stderr."""
-    shown = False
+def _events(engine: Engine, trace: TraceWriter | None) -> Iterator[Event]:
+    """The events of each step until the engine has nothing to do."""
     while engine.active:
         events = engine.step()
-        for event in events:
-            if isinstance(event, Prefill) and event.done < event.total and sys.stderr.isatty():
-                shown = True
-                print(f"\r\x1b[Kreading {event.done}/{event.total}", end="", file=sys.stderr)
-            elif shown:
-                shown = False
-                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        yield events
+        if trace:
+            trace.write(events)
+        yield from events
 
 
-def _per_second(count: int, seconds: float) -> float:
-    return round(count / seconds, 3) if seconds > 0 else 0.0
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
 
 
-def _say(text: str) -> None:
-    print(f"dspark: {text}", file=sys.stderr)
+def _ignore(text: str) -> None:
+    """For --json: the text is printed at the end."""
 
 
-__all__ = ["DsparkError", "Result", "configure", "run"]
+def _rate(tokens: int, seconds: float) -> float:
+    return round(tokens / seconds, 3) if seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""``dspark models``: the known models, what of them is here, what fits; ``--fetch`` gets one."""
+"""``dspark models``: the known models, which are on disk, which fit; ``--fetch`` gets one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from .. import sources
 from ..errors import UsageError
 from ..registry import DEFAULT_MODEL, ModelEntry, Registry, user_file
 from ..sources import PackageSource, Source
+from .options import add_cache_flag
+from .output import say
 from .progress import ProgressLine
 
 # macOS lets the GPU have about this share of the memory (mx.device_info's
@@ -22,7 +24,7 @@ GPU_SHARE = 0.75
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = f"Your own models go into {user_file()}; the format is that of models.toml."
+    parser.epilog = f"List models of your own in {user_file()}, in the format of models.toml."
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument(
         "--fetch",
@@ -32,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--update", action="store_true", help="with --fetch: look for a newer revision on the Hub"
     )
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="keep models in DIR")
+    add_cache_flag(parser)
     parser.add_argument(
         "--quiet", action="store_true", help="with --fetch: do not print the folder"
     )
@@ -51,11 +53,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fetch(entry: ModelEntry, cache_dir: Path | None, *, quiet: bool, update: bool) -> None:
-    """Get target and drafter; print the folders unless ``quiet``."""
+    """Download target and drafter; print their folders unless ``quiet``."""
     absent = sources.on_disk(entry.target_source, cache_dir=cache_dir) is None
     if absent and entry.download_bytes and not sys.stderr.isatty():
-        # Where no progress can be drawn one line says why it takes a while.
-        print(f"fetching {entry.name}, {_size(entry.download_bytes)}", file=sys.stderr, flush=True)
+        # Where no progress can be drawn, one line says why it takes a while.
+        say(f"fetching {entry.name}, {_size(entry.download_bytes)}")
     with ProgressLine() as report:
         target = sources.fetch(
             entry.target_source,
@@ -76,7 +78,7 @@ def fetch(entry: ModelEntry, cache_dir: Path | None, *, quiet: bool, update: boo
 
 
 def describe(entry: ModelEntry, cache_dir: Path | None) -> dict[str, Any]:
-    """The entry with what this machine makes of it, as plain values."""
+    """The entry as plain values, with where it is on this machine and whether it fits."""
     needs = entry.memory_bytes(float32=sys.platform != "darwin")
     return {
         **dataclasses.asdict(entry),
@@ -97,26 +99,27 @@ def usable_memory() -> int:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows in columns, the default model marked, with a line about this machine's memory."""
-    head = ("NAME", "TARGET", "DRAFTER", "ON DISK", "MEMORY", "FITS", "TITLE")
-    body = [
-        (
-            row["name"] + ("*" if row["name"] == DEFAULT_MODEL else ""),
-            _size(row["target_bytes"]),
-            _size(row["drafter_bytes"]) if row["drafter_bytes"] else "-",
-            _on_disk(row),
-            _size(row["memory_bytes"]),
-            "yes" if row["fits"] else "no",
-            row["title"],
-        )
-        for row in rows
-    ]
-    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in [head, *body]
-    ]
-    lines += ["", f"* the default. Models may take {_size(usable_memory())} on this machine."]
-    return "\n".join(lines)
+    from ..bench.text_tables import text_table
+
+    columns = text_table(
+        ("NAME", "TARGET", "DRAFTER", "ON DISK", "MEMORY", "FITS"),
+        [
+            (
+                row["name"] + ("*" if row["name"] == DEFAULT_MODEL else ""),
+                _size(row["target_bytes"]),
+                _size(row["drafter_bytes"]) if row["drafter_bytes"] else "-",
+                _on_disk(row),
+                _size(row["memory_bytes"]),
+                "yes" if row["fits"] else "no",
+            )
+            for row in rows
+        ],
+    ).splitlines()
+    titles = ["TITLE", *(row["title"] for row in rows)]
+    lines = [f"{line}  {title}" for line, title in zip(columns, titles, strict=True)]
+    return "\n".join(
+        [*lines, "", f"* the default. Models may take {_size(usable_memory())} on this machine."]
+    )
 
 
 def _path(source: Source | None, role: sources.Role, cache_dir: Path | None) -> str | None:

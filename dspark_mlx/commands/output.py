@@ -22,12 +22,17 @@ def prepare_streams() -> None:
 
 
 def abandon_stdout() -> None:
-    """Keep the interpreter's own flush at exit from failing once more where nothing can go."""
+    """Flush what can be written; the rest must not fail again when the interpreter exits."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: a stand-in without a descriptor
         sys.stdout.flush()
         return
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def read_stdin() -> str:
@@ -42,15 +47,20 @@ def read_stdin() -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Raises UsageError where it cannot be written."""
+    """Write the file, whole or not at all. Raises UsageError where it cannot be written."""
+    from ..files import write_atomically
+
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.is_file() or not path.exists():
+            write_atomically(path, text)
+        else:  # a pipe or a device cannot be replaced
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def check_writable(path: Path | None) -> None:
-    """Before long work: raises UsageError where ``write_text`` would in the end."""
+    """Raise UsageError, before long work, where ``write_text`` would raise it after it."""
     if path is None:
         return
     if path.is_dir():

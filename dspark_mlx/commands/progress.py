@@ -1,29 +1,36 @@
-"""One line on stderr that follows what takes long; silent where nobody looks."""
+"""One line on stderr that follows a long task; nothing where stderr is no terminal."""
 
 from __future__ import annotations
 
 import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from ..events import Loading
+from ..events import CostTable, Loading, Notice
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 _WORDS = {
     "download": "fetching",
     "convert": "converting",
     "load": "loading",
+    "check": "checking",
     "profile": "measuring",
 }
 _REDRAW_SECONDS = 0.1
 
 
 class ProgressLine:
-    """Call it with Loading events, inside a ``with`` that clears the line at the end."""
+    """Call it with the events of loading, or ``show`` a text of your own, inside a ``with``.
+
+    The line is drawn by ``rich`` and cleared at the end of the ``with`` block.
+    """
 
     def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
+        self._progress: Progress | None = None
         self._drawn_at = 0.0
-        self._dirty = False
 
     def __enter__(self) -> ProgressLine:
         return self
@@ -34,22 +41,58 @@ class ProgressLine:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        if self._dirty:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self.clear()
 
-    def __call__(self, event: Loading) -> None:
+    def __call__(self, event: Loading | Notice | CostTable) -> None:
+        if not isinstance(event, Loading):
+            return
         line = f"{_WORDS.get(event.stage, event.stage)} {event.detail}"
         if event.stage == "download" and event.total:
-            percent = 100 * event.done // event.total
-            line += f"  {event.done / 1e6:,.0f} of {event.total / 1e6:,.0f} MB ({percent} %)"
-        if event.stage == "profile" and event.total:
-            line += f"  {100 * event.done // event.total} %"
-        self.show(line, last=event.done >= event.total)
+            line += f"  {event.done / 1e6:,.0f} of {event.total / 1e6:,.0f} MB"
+        share = event.stage in ("download", "profile", "convert")
+        self.show(line, event.done if share else 0, event.total if share else 0)
 
-    def show(self, line: str, *, last: bool = False) -> None:
-        """Any other line; ``last`` is drawn however soon it follows another."""
+    def show(self, line: str, done: float = 0, total: float = 0) -> None:
+        """Draw ``line``, with a bar where a ``total`` is known."""
         now = time.monotonic()
-        if not self._shown or (now - self._drawn_at < _REDRAW_SECONDS and not last):
+        last = total and done >= total
+        if not sys.stderr.isatty() or (now - self._drawn_at < _REDRAW_SECONDS and not last):
             return
-        self._drawn_at, self._dirty = now, True
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        self._drawn_at = now
+        if self._progress is None:
+            self._progress = _start()
+        self._progress.columns = _columns(bar=bool(total))
+        task = self._progress.task_ids[0]
+        self._progress.update(
+            task, description=line, completed=done, total=total or None, refresh=True
+        )
+
+    def clear(self) -> None:
+        """Take the line away, for other text to be written."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress, self._drawn_at = None, 0.0
+
+
+def _columns(bar: bool) -> tuple[ProgressColumn, ...]:
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    return (text, BarColumn(), TaskProgressColumn()) if bar else (text,)
+
+
+def _start() -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    progress = Progress(
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    progress.columns = ()
+    progress.add_task("", total=None)
+    progress.start()
+    return progress

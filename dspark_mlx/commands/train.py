@@ -3,68 +3,125 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..training.train_options import SHAPE, LossWeights, TrainOptions
+from .options import (
+    add_cache_flag,
+    add_field_flags,
+    count,
+    given_fields,
+    numbers,
+    positive,
+    temperatures,
+)
+from .output import say
 from .progress import ProgressLine
-from .train_flags import configure
 
 if TYPE_CHECKING:
     from ..loading import Pair
     from ..training.data import Record
 
-__all__ = ["configure", "run"]
-
 EXIT_INTERRUPTED = 130
+GROUPS = {"drafter": "drafter", "learning": "learning", "run": "run"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Run the same command again to resume. DIR then holds the best drafter so far (use it with "
+        "--drafter DIR), checkpoints/, log.jsonl and training.svg. To train on several machines, "
+        "start the command with mlx.launch; each machine needs the data."
+    )
+    add = parser.add_argument
+    add("--model", required=True, metavar="M", help="the target: a known name, Hub id or folder")
+    add(
+        "--data",
+        required=True,
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="jsonl of prompts, or of prompts with the target's answers",
+    )
+    add("--out", required=True, type=Path, metavar="DIR", help="folder for the drafter")
+    add(
+        "--exclude",
+        nargs="*",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="jsonl of prompts that are never trained on",
+    )
+    answers = parser.add_argument_group(
+        "answers", "The target answers prompts that have no answer yet, into DIR/answers.jsonl."
+    )
+    for flag, default, help_ in (
+        ("--answer-tokens", 512, "longest answer in tokens"),
+        ("--answer-rows", 16, "answers made together"),
+    ):
+        help_ += " (default: %(default)s)"
+        answers.add_argument(flag, type=positive, default=default, metavar="N", help=help_)
+    answers.add_argument(
+        "--answer-temps",
+        type=temperatures,
+        default=(0.0, 0.0, 0.7, 1.0),
+        metavar="T,T",
+        help="temperatures, taken in turn by the prompts (default: 0,0,0.7,1)",
+    )
+    answers.add_argument("--answers-only", action="store_true", help="make the answers and stop")
+    parsers = {
+        "start_from": lambda text: str(Path(text).expanduser().resolve()),
+        "taps": numbers(int, "1,14,27"),
+        "draft_vocab": lambda text: count(text) or None,  # 0 stands for all ids
+        "loss": _weights,
+    }
+    add_field_flags(parser, TrainOptions, GROUPS, parsers)
+    run = parser.add_argument_group("storage and output")
+    run.add_argument(
+        "--feature-cache",
+        type=float,
+        default=0.0,
+        metavar="GB",
+        help="keep up to GB of the target's hidden states in DIR: faster from the second pass on "
+        "(default: none)",
+    )
+    run.add_argument(
+        "--save-dtype",
+        choices=("bfloat16", "float16", "float32"),
+        default="bfloat16",
+        help="type of the drafter's weights (default: %(default)s)",
+    )
+    add_cache_flag(run)
+    run.add_argument(
+        "--log-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="print a line at most every S seconds (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    import mlx.core as mx
-
-    from ..training.data import read_records
-    from ..training.options import LossWeights, TrainOptions
-    from ..training.run_state import check_out
-    from ..training.session import train
-
-    options = TrainOptions(
-        **shape_of(args),
-        init=args.init,
-        steps=args.steps,
-        batch_tokens=args.batch_tokens,
-        accumulate=args.accumulate,
-        anchor_spacing=args.anchor_spacing,
-        anchors=args.anchors,
-        max_length=args.max_length,
-        optimizer=args.optimizer,
-        muon_lr=args.muon_lr,
-        lr=args.lr,
-        warmup=args.warmup,
-        schedule=args.schedule,
-        final_lr=args.final_lr,
-        clip=args.clip,
-        weight_decay=args.weight_decay,
-        held_out=args.held_out,
-        validate_every=args.validate_every,
-        validate_samples=args.validate_samples,
-        checkpoint_every=args.checkpoint_every,
-        patience=args.patience,
-        seed=args.seed,
-        loss=LossWeights(*args.loss_weights),
-    )
+    options = train_options(args)
     for name in ("feature_cache", "log_seconds"):
         if not 0 <= getattr(args, name) < float("inf"):
-            raise UsageError(f"--{name.replace('_', '-')} must be finite, 0 or more")
+            raise UsageError(f"--{name.replace('_', '-')} must be a finite number, 0 or more")
+    import mlx.core as mx
+
+    from ..training.checkpoint import check_out
+    from ..training.data import read_records
+    from ..training.run import train_drafter
+
+    # Bad data is reported before anything is downloaded or loaded.
     check_out(args.out)
-    # Before anything is downloaded or loaded: bad data must be said at once.
     records = {path: read_records([path]) for path in args.data}
     read_records(args.exclude)
-    pair = load_pair(args)
-    files = with_answers(args, pair, records)
+    pair = load_target_alone(args)
+    files = answered_files(args, pair, records)
     if files is None:
         return 0
-    state = train(
+    state = train_drafter(
         pair.target.model,
         pair.tokenizer,
         pair.target.config,
@@ -81,37 +138,31 @@ def run(args: argparse.Namespace) -> int:
     return 0 if early or state.step >= options.steps else EXIT_INTERRUPTED
 
 
-def shape_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The drafter's shape as asked for; with ``--start-from`` it is what that one has."""
-    from ..draft.dspark.config import DrafterConfig
-    from ..training.options import TrainOptions
+def train_options(args: argparse.Namespace) -> TrainOptions:
+    """The options that the flags ask for. With ``--start-from`` the shape is that drafter's.
 
-    base = TrainOptions()
-    if args.start_from is not None:
-        folder = args.start_from.expanduser().resolve()
-        base = TrainOptions(start_from=str(folder)).shaped_like(DrafterConfig.from_folder(folder))
-    shape: dict[str, Any] = {"start_from": base.start_from}
-    for name in ("layers", "taps", "block", "head", "rank", "draft_vocab"):
-        asked, has = getattr(args, name), getattr(base, name)
-        if name == "draft_vocab" and asked == 0:
-            asked, unset = None, False
-        else:
-            unset = asked is None
-        if base.start_from and not unset and asked != has:
+    Raises UsageError for a flag that asks for another shape than the drafter to start from has.
+    """
+    given = given_fields(args, TrainOptions)
+    options = TrainOptions(**given)
+    if options.start_from is None:
+        return options
+    from ..draft.dspark.config import DrafterConfig
+
+    options = options.shaped_like(DrafterConfig.from_folder(Path(options.start_from)))
+    for name in SHAPE:
+        has = getattr(options, name)
+        if name in given and given[name] != has:
             flag = "--" + name.replace("_", "-")
             raise UsageError(
-                f"{flag} {asked} does not fit the drafter to start from, which has {has}",
+                f"{flag} {given[name] or 0} does not fit the drafter to start from, which has "
+                f"{has or 0}",
                 f"leave {flag} out, or train a new drafter without --start-from",
             )
-        shape[name] = has if unset else asked
-    return shape
+    return options
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def load_pair(args: argparse.Namespace) -> Pair:
+def load_target_alone(args: argparse.Namespace) -> Pair:
     """The target without a drafter."""
     from .. import loading
     from ..registry import Registry
@@ -123,23 +174,23 @@ def load_pair(args: argparse.Namespace) -> Pair:
         max_rows=args.answer_rows,
         cache_dir=args.cache_dir,
     )
-    with ProgressLine() as report:
-        return loading.load_pair(Registry.load().resolve(args.model), options, report)
+    with ProgressLine() as line:
+        return loading.load_pair(Registry.load().resolve(args.model), options, line)
 
 
-def with_answers(
+def answered_files(
     args: argparse.Namespace, pair: Pair, records: dict[Path, list[Record]]
 ) -> list[Path] | None:
-    """The files to train on. Prompts without an answer are answered first, into the out folder.
+    """The files to train on, after the target has answered the prompts that have no answer.
 
-    None when that was all that was asked for.
+    None with ``--answers-only``.
     """
     import mlx.core as mx
 
     from ..loading import LoadOptions, engine_options, make_engine
     from ..schedule import Off
     from ..training.data import answer_in_messages
-    from .rollout import answer
+    from ..training.rollout import answer
 
     open_ = [r for rs in records.values() for r in rs if not answer_in_messages(r).answered]
     whole = [p for p, rs in records.items() if any(answer_in_messages(r).answered for r in rs)]
@@ -157,9 +208,16 @@ def with_answers(
             answers,
             temperatures=args.answer_temps,
             max_tokens=args.answer_tokens,
-            seed=args.seed,
+            seed=getattr(args, "seed", 0),
             say=say,
         )
         say(f"{answers}: {made:,} tokens added")
         mx.clear_cache()
     return None if args.answers_only else [*whole, *([answers] if open_ else [])]
+
+
+def _weights(text: str) -> Any:
+    values = numbers(float, "0.1,0.9,1")(text)
+    if len(values) != 3 or min(values) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three weights like 0.1,0.9,1")
+    return LossWeights(*values)

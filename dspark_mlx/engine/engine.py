@@ -182,7 +182,7 @@ class Engine:
         draft = self.batch.draft(plan.widths)
         confidence = None
         if draft is not None:
-            if plan.look:
+            if plan.needs_confidence:
                 confidence = self._read_confidence(draft, clock)
             else:
                 _dispatch_now(clock, draft.tokens, draft.confidence)
@@ -241,7 +241,7 @@ class Engine:
             draft_seconds=clock.draft,
             verify_seconds=clock.verify,
             round_seconds=seconds,
-            overlapped=step.pipelined or self._next is not None,
+            pipelined=step.pipelined or self._next is not None,
         )
 
     # -- plain rounds, dispatched before the last one was read ------------------------------
@@ -329,10 +329,10 @@ class Engine:
             block=block if known is None else len(known),
             remaining=seq.remaining,
             context=seq.context,
-            pathwise=seq.schedule_invariant,
+            schedule_invariant=seq.schedule_invariant,
             calibrated=proposer.spec.calibrated if proposer and known is None else False,
             cuts=seq.request.cuts,
-            foreseen=known,
+            known_confidence=known,
         )
 
     def _row_spec(

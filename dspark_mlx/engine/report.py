@@ -49,7 +49,7 @@ class Reporter:
             reason=schedule.reasons[r],
             curve=schedule.curves[r] if schedule.curves else (),
             calibrated=view.calibrated,
-            copied=view.foreseen is not None and bool(result.drafted),
+            copied=view.known_confidence is not None and bool(result.drafted),
         )
 
     def step(

@@ -79,14 +79,14 @@ class Profiler:
             base = min(kind.context for kind in kinds)
             one_row = [kind for kind in kinds if (kind.context, kind.rows) == (base, 1)]
             self._repeat(one_row, ONE_ROW_PASSES, ONE_ROW * self.budget)
-            overhead, look = self._price_rounds()
+            overhead, sync = self._price_rounds()
             overlap = self._overlap(overhead)
         finally:
             for proposer in self._proposers.values():
                 proposer.filter([])
             mx.clear_cache()
         self._progress(1.0)
-        return self._cost(overhead=overhead, look=look, overlap=overlap, key=key)
+        return self._cost(overhead=overhead, sync_overhead=sync, overlap=overlap, key=key)
 
     # -- single steps -------------------------------------------------------------------
 
@@ -179,8 +179,8 @@ class Profiler:
         looked = [done.draft_seconds > 0.0 for done in rounds]
         host = [done.host_seconds for done, reads in zip(rounds, looked, strict=True) if not reads]
         seconds = [done.round_seconds for done in rounds]
-        look = extra_seconds(list(zip(looked, seconds, strict=True)))
-        return median(host or [done.host_seconds for done in rounds]), look
+        sync = extra_seconds(list(zip(looked, seconds, strict=True)))
+        return median(host or [done.host_seconds for done in rounds]), sync
 
     def _overlap(self, overhead: float) -> float:
         """Seconds that a plain round saves by being dispatched before the last one was read.
@@ -224,7 +224,7 @@ class Profiler:
     def _cost(
         self,
         overhead: float = 0.0,
-        look: float = 0.0,
+        sync_overhead: float = 0.0,
         overlap: float = 0.0,
         key: CostKey | None = None,
     ) -> CostModel:
@@ -241,7 +241,9 @@ class Profiler:
                 if table is None:
                     table = step.setdefault(kind.context, {})
                 table.setdefault(kind.rows, {})[kind.size] = seconds
-        return CostModel(step, draft, overhead=overhead, look=look, overlap=overlap, key=key)
+        return CostModel(
+            step, draft, overhead=overhead, sync_overhead=sync_overhead, overlap=overlap, key=key
+        )
 
     def _spent(self) -> float:
         return time.perf_counter() - self._began
@@ -269,4 +271,4 @@ class _ReadHalf(Fixed):
         plan = super().plan(rows)
         odd = self._planned.bit_count() % 2 == 1
         self._planned += 1
-        return dataclasses.replace(plan, look=odd and any(plan.widths))
+        return dataclasses.replace(plan, needs_confidence=odd and any(plan.widths))

@@ -1,7 +1,8 @@
 """How many drafted tokens to verify: policies, the cost and load they act on.
 
-Pure throughout (numpy at most): no mlx, no clock, no I/O; only ``load_probe``
-asks the system.
+Pure throughout (numpy at most): no mlx, no clock, no I/O. Read ``policy`` (what a policy
+is), ``cost`` and ``prices`` (what a round takes), ``acceptance`` (what a draft wins),
+``limits`` (from one width to a schedule), then ``static``, ``paper`` and ``auto``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from ..errors import UsageError
 from ..request import Cuts
 from .auto import Auto
 from .cost import CostKey, CostModel
-from .cuts import stricter
-from .early_stop import EarlyStop
-from .lagged import Lagged
+from .limits import stricter
+from .paper import EarlyStop, Lagged
 from .policy import Outcome, Plan, Policy, RowView, Schedule
 from .static import Fixed, Off, Threshold
 
@@ -84,7 +84,7 @@ def make_policy(
     if name == "off":
         return Off()
     if name == "fixed":
-        if cuts.look:
+        if cuts.needs_confidence:
             raise UsageError(
                 "--schedule fixed reads no confidences",
                 "drop --p-min and --p-survival-min or use --schedule threshold",

@@ -1,51 +1,83 @@
-"""``--schedule auto``: the most tokens per second that stays lossless for these rows.
+"""``--schedule auto``: draft only where it pays, and cut each draft by its own confidences.
 
-Each round it takes the best of these ways: decode plainly; verify a copy of earlier
-text, whose confidences are known beforehand (``copy``); draft and verify a width
-settled from earlier rounds, in one graph (``lagged``); or look at the confidences
-first and pay for it, then verify the global optimum where no decision can change the
-text (``optimum``), else enter level after level on what is known so far (``causal``).
-Which of them it was is ``Schedule.policy``.
+In a padded step every decision is one integer, the width W (0 = plain):
+
+    gain[W]    = Σ_rows Σ_{k ≤ min(W, cap)} a_k        a_k = c_1 · … · c_k
+    seconds[W] = (step[rows, W, context] + draft + sync) · drift
+    W          = argmax (rows + gain[W]) / seconds[W]
+
+Before the draft is made, gain is the mean of each row's recent rounds, and the best W ≥ 1
+must beat plain decoding by a margin. After it is made, gain is that of this draft: rows whose
+text no decision can change take the optimum, others stop where tokens/s first fall, as in
+Algorithm 1. While
+drafting does not pay, one round in 16, then 32, … 256 drafts all the same, to see whether it
+pays again; what such rounds lose is bounded. docs/scheduling.md has the measurements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from . import reasons
+import numpy as np
+
+from .acceptance import Acceptance
 from .cost import CostModel
-from .cuts import Limits, any_looks, limits, tokens
-from .learner import Learner
-from .optimum import level_stop, levels, per_rate
-from .padded import gains_of, padded, survivals
-from .policy import Outcome, Plan, RowView, Schedule
-from .skip import AHEAD, SURE, Budget, Choice, Outlook, Switch, outlook, worth_drafting
+from .limits import (
+    any_needs_confidence,
+    cumulative,
+    limits,
+    marginal_gains,
+    padded,
+    tokens,
+    unpriced,
+)
+from .paper import add_gain, first_fall
+from .policy import Floats, Outcome, Plan, RowView, Schedule
+from .prices import Prices
 
-HOLD = 3  # rounds more that a choice may hold before it is made anew
-SPARED = 24  # rounds in a row, at most, in which rows go without a draft beside copies
-COPIES_OVER = 16.0  # plans that show how often something is foreseen
-COPY_WINS = 2.0  # plain rounds that a copy saves, about
+MARGIN = 0.01  # how much better drafting must be before it is taken up again
+WAITS = (16, 256)  # plain rounds between two explorations: at first, and at most
+NEW_ROWS = 2  # plain rounds until drafting is tried for new rows
+MEMORY = 16.0  # rounds over which the worth of a cut is averaged
+SHARE = 0.01  # of all time, most that drafting may lose against plain decoding
+CREDIT = 3.0  # plain rounds that may be lost before any time has passed
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
-    """What the plan of this round decided, for its schedule and outcome."""
+class Way:
+    """One way to spend a round: draft ``widths``, verify up to ``width``, at ``rate`` tokens/s.
 
-    kind: str  # plain, probe, measure, check, copy, lagged, look
-    choice: Choice | None = None
-    outlook: Outlook | None = None
-    ahead: int = 0
+    ``gains`` and ``seconds`` ``(K + 1,)`` by the width verified; ``sync``: the
+    confidences are read first; ``known``: they are known already, of every row that drafts.
+    """
 
-    def holds(self, before: _Round) -> int:
-        """Rounds more that are to be like this one: of plain ones those that were settled, of
-        a way to draft some where it came out twice in a row."""
-        if self.kind == "plain":
-            return min(self.ahead, HOLD)
-        if self.kind not in ("lagged", "look") or before.kind != self.kind:
-            return 0
-        a, b = self.choice, before.choice
-        return HOLD if a and b and a.width == b.width else 0
+    widths: tuple[int, ...]
+    width: int
+    rate: float
+    gains: Floats
+    seconds: Floats
+    sync: bool
+    known: bool
+
+
+class Regret:
+    """Seconds that drafting has lost against plain decoding, and what it may lose."""
+
+    def __init__(self) -> None:
+        self.lost, self.allowed = 0.0, 0.0
+
+    def affords(self, loss: float, plain_seconds: float) -> bool:
+        return self.lost + loss <= self.allowed + CREDIT * plain_seconds
+
+    def forgive(self) -> None:
+        """Allow the credit once more."""
+        self.lost = min(self.lost, self.allowed)
+
+    def observe(self, seconds: float, won: float) -> None:
+        """A round of ``seconds``, which plain decoding would have taken ``won`` longer for."""
+        self.allowed += SHARE * seconds
+        self.lost = max(self.lost - won, 0.0)
 
 
 class Auto:
@@ -54,108 +86,97 @@ class Auto:
     name = "auto"
 
     def __init__(self, cost: CostModel | None = None) -> None:
-        self.learner = Learner(cost)
-        self.switch = Switch()
-        self.budget = Budget()
-        self._round = _Round("plain")
-        self._moves = 0
-        self._present: set[str] = set()
-        self._spared = 0  # rounds in a row in which rows went without a draft beside copies
-        self._copying = 0.0  # share of the last plans that foresaw something
-        self._plan = Plan(widths=(), look=False)
-        self._made_for: Sequence[tuple[object, ...]] = ()  # what of its rows a plan hangs on
-        self._left = 0  # rounds that the plan still holds for, while its rows are the same
-        self._unread: list[Outcome] = []  # rounds not yet learned from
+        self.prices, self.acceptance = Prices(cost), Acceptance()
+        self.regret = Regret()
+        self._way: Way | None = None  # of the present round; None: plain
+        self._rule = "plain"
+        self._drafting = True  # whether the last decision was to draft
+        self._wait = self._left = WAITS[0]  # plain rounds until the next exploration
+        self._rows: set[str] = set()
+        # Tokens a round that cutting a draft of D tokens by its confidences won lately, by D.
+        self._cut_wins: Floats = np.zeros(1)
+
+    # -- before the draft ---------------------------------------------------------------
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
-        """Decided anew only where that may change something.
-
-        A decision and what it learns from cost an engine at work up to a millisecond a round.
-        """
-        foreseen = any(row.foreseen for row in rows)
-        self._copying += (foreseen - self._copying) / COPIES_OVER
-        rows_now = [(r.request_id, r.method, r.block, r.cap, r.pathwise, r.cuts) for r in rows]
-        same = rows_now == self._made_for and not foreseen
-        if same and self._left > 0:
-            promised = min(self._plan.plain_ahead, self._left - 1)
-            return replace(self._plan, plain_ahead=promised)
-        before, self._left = self._round, 0
-        self._learn()
-        self._plan, self._made_for = self._plan_anew(rows), rows_now
-        self._left = 1 + (self._round.holds(before) if same else 0)
-        return self._plan
-
-    def _learn(self) -> None:
-        unread, self._unread = self._unread, []
-        for outcome in unread:
-            self.learner.observe(outcome)
-
-    def _plan_anew(self, rows: Sequence[RowView]) -> Plan:
-        if self._moves != self.learner.correction.moves:
-            self._moves = self.learner.correction.moves
-            self.budget.renew()
-        self._round, widths = self._decide(rows)
-        self.learner.asked(rows, widths)
-        if not any(widths):
-            return Plan(widths=widths, look=False, plain_ahead=self._ahead(rows))
-        return Plan(widths=widths, look=self._round.kind == "look" or any_looks(rows))
-
-    def _ahead(self, rows: Sequence[RowView]) -> int:
-        """Plain rounds that may be promised: none where they would keep too many copies away."""
-        if not self._round.ahead or not self._copying:
-            return self._round.ahead
-        won = self._copying * COPY_WINS * self.learner.plain(rows)
-        return self._round.ahead if won <= self.learner.cost.overlap else 0
-
-    def _decide(self, rows: Sequence[RowView]) -> tuple[_Round, tuple[int, ...]]:
-        none = (0,) * len(rows)
-        if not rows:
-            return _Round("plain"), none
+        self._rule, self._way = "plain", None
         caps = tuple(row.cap for row in rows)
-        width = self.learner.unmeasured(rows)
-        if width is not None:
-            return _Round("measure"), tuple(min(cap, width) for cap in caps)
+        measure = self.prices.unmeasured(rows) if rows else None
+        if measure is not None:
+            self._rule = "measure"
+            return self._plan(rows, tuple(min(cap, measure) for cap in caps))
         if not any(caps):
-            return _Round("plain", ahead=AHEAD), none
-        slow = len(rows) / self.learner.plain(rows)
-        wanted = sum(map(bool, caps))
-        caps = worth_drafting(self.learner, rows, caps, slow, spare=self._spared < SPARED)
-        # Rows that go without a draft beside others' copies are tried again now and then.
-        fewer = sum(map(bool, caps)) < wanted and any(row.foreseen for row in rows)
-        self._spared = self._spared + 1 if fewer else 0
-        if not any(caps):
-            return _Round("plain", ahead=AHEAD), none
-        if self.learner.correction.blind(len(rows)):
-            return _Round("check"), none
-        causal = any(cap and not row.pathwise for cap, row in zip(caps, rows, strict=True))
-        view = outlook(self.learner, rows, caps, causal, any_looks(rows))
-        best, plain, once = view.best, view.plain.rate, len(rows) / view.plain.rate
-        if all(row.foreseen is not None for cap, row in zip(caps, rows, strict=True) if cap):
-            # Known beforehand: nothing to look at, nothing to try, nothing learned of drafting.
-            choice = best if any_looks(rows) else view.fixed
-            if choice.rate > plain:
-                return _Round("copy", choice, view), tuple(min(cap, choice.width) for cap in caps)
-            return _Round("plain", view.plain, view), none
-        widths = tuple(min(cap, best.width) for cap in caps)
-        present = {row.request_id for row in rows}
-        self.budget.welcome(len(present - self._present) / len(rows), once)
-        self._present = present
-        if self.switch.update(plain, best.rate) and self._may_lose(best.rate, plain, len(rows)):
-            kind = "look" if best.look else "lagged"
-            return _Round(kind, best, view), widths
-        trial = view.fixed
-        if view.hope(len(rows)) <= plain:  # not even a perfect draft would pay
-            return _Round("plain", view.plain, view, AHEAD), none
-        seconds = (len(rows) + float(view.mean[trial.width])) / trial.rate
-        loss = max(seconds * (1.0 - trial.rate / plain), 0.0)
-        if self.budget.pause <= 0 and self.budget.left(loss, once):
-            return _Round("probe", trial, view), tuple(min(cap, trial.width) for cap in caps)
-        return _Round("plain", view.plain, view, self.budget.wait(loss, once)), none
+            return self._plan(rows, caps)
+        if len(self._cut_wins) <= max(caps):
+            self._cut_wins = np.pad(
+                self._cut_wins, (0, max(caps) + 1 - len(self._cut_wins)), "edge"
+            )
+        way, plain = self._best(rows, caps), len(rows) / self.prices.plain(rows)
+        self._way = way
+        if way.rate > plain * (1.0 if self._drafting else 1.0 + MARGIN) and self._affordable(
+            way, plain, len(rows)
+        ):
+            self._rule = "copy" if way.known else "optimum" if way.sync else "settled"
+            return self._plan(rows, way.widths)
+        if self._left <= 0 and self._affordable(way, plain, len(rows)):
+            self._rule = "explore"
+            return self._plan(rows, tuple(min(n, max(way.width, 1)) for n in way.widths))
+        return self._plan(rows, (0,) * len(rows))
 
-    def _may_lose(self, rate: float, plain: float, rows: int) -> bool:
-        """Whether a round that promises ``rate`` may be tried: it is safe, or can be afforded."""
-        sure = rate > SURE * plain and self.budget.proven
-        return sure or self.budget.left(0.0, rows / plain)
+    def _plan(self, rows: Sequence[RowView], widths: tuple[int, ...]) -> Plan:
+        reads = self._rule == "optimum" or any_needs_confidence(rows)
+        return Plan(widths, any(widths) and reads)
+
+    def _best(self, rows: Sequence[RowView], caps: tuple[int, ...]) -> Way:
+        """All rows draft; or, where that is better, only those whose draft is known already."""
+        way = self._evaluate(rows, caps)
+        known = tuple(
+            cap if row.known_confidence is not None else 0
+            for row, cap in zip(rows, caps, strict=True)
+        )
+        if any(known) and known != caps:
+            other = self._evaluate(rows, known)
+            if other.rate > way.rate:
+                return other
+        return way
+
+    def _evaluate(self, rows: Sequence[RowView], caps: tuple[int, ...]) -> Way:
+        """The best way to draft ``caps`` at most: settled beforehand, or cut once it is there."""
+        count, most = len(rows), max(caps)
+        gains = np.zeros(most + 1)
+        for row, cap in zip(rows, caps, strict=True):
+            if cap:
+                add_gain(gains, self.acceptance.gains(row)[: cap + 1])
+        verify, draft = self.prices.verifying(rows, most), self.prices.drafts(rows, caps)
+        rates = (count + gains) / (verify + draft)
+        width = length = 1 + int(np.argmax(rates[1:]))
+        rate, sync = float(rates[width]), 0.0
+        known = [row.known_confidence is not None for row, n in zip(rows, caps, strict=True) if n]
+        if not all(known):
+            # Of a draft of D tokens a cut wins cut_wins[D] more than verifying the best width.
+            best = np.minimum(np.arange(most + 1), width)
+            cut = count + gains[best] + self._cut_wins[: most + 1]
+            cut /= verify[best] + draft + self.prices.sync
+            at = 1 + int(np.argmax(cut[1:]))
+            if cut[at] > rate or any_needs_confidence(rows):
+                length, rate, sync = at, float(cut[at]), self.prices.sync
+        widths = tuple([min(cap, length) for cap in caps])
+        return Way(
+            widths,
+            width,
+            rate,
+            gains,
+            verify + (float(draft[length]) + sync),
+            sync > 0.0,
+            all(known),
+        )
+
+    def _affordable(self, way: Way, plain: float, rows: int) -> bool:
+        seconds = float(way.seconds[way.width])
+        loss = max(seconds - (rows + float(way.gains[way.width])) / plain, 0.0)
+        return self.regret.affords(loss, rows / plain)
+
+    # -- after it -------------------------------------------------------------------------
 
     def schedule(
         self,
@@ -164,86 +185,102 @@ class Auto:
         confidence: Sequence[Sequence[float]] | None,
     ) -> Schedule:
         allowed = limits(rows, drafted, confidence)
-        view, choice = self._round.outlook, self._round.choice
-        if view is None or choice is None:
-            return self._unpriced(allowed)
-        if self._round.kind == "look" and confidence is not None and any(drafted):
-            return self._looked(rows, drafted, confidence, allowed, view, choice)
-        return self._settled(rows, allowed, view, choice)
-
-    def _unpriced(self, allowed: Limits) -> Schedule:
+        way = self._way
         most = max((length for length, _ in allowed), default=0)
-        if self._round.kind in ("measure", "check"):
-            line = f"measuring what {tokens(most + 1)} per row cost now"
-            allowed = [(length, line) for length, _ in allowed]
-        return reasons.unpriced(allowed, self._round.kind)
-
-    def _looked(
-        self,
-        rows: Sequence[RowView],
-        drafted: Sequence[int],
-        confidence: Sequence[Sequence[float]],
-        allowed: Limits,
-        view: Outlook,
-        choice: Choice,
-    ) -> Schedule:
-        most = max(length for length, _ in allowed)
-        honest = self.learner.honesty.correct(rows, drafted, confidence)
-        seconds = choice.seconds[: most + 1]
-        marginal = survivals(honest, allowed).sum(axis=0)[:most]
-        gains = gains_of(marginal)
-        rate = max(choice.rate, view.plain.rate)
-        if all(row.pathwise for row, n in zip(rows, drafted, strict=True) if n):
-            return padded(gains, seconds, per_rate(gains, seconds, rate), allowed, "optimum")
-        width = level_stop(marginal, levels(view.mean[: most + 1], seconds, rate))
-        return padded(gains, seconds, int(width), allowed, "causal")
+        if way is None:
+            if self._rule == "measure":
+                line = f"measuring what {tokens(most + 1)} per row cost now"
+                allowed = [(length, line) for length, _ in allowed]
+            return unpriced(allowed, self._rule)
+        if self._rule == "optimum" and confidence is not None and most:
+            calibrated = self.acceptance.calibrator.correct(rows, drafted, confidence)
+            seconds = way.seconds[: most + 1]
+            gains = cumulative(marginal_gains(calibrated, allowed))
+            if not all(row.schedule_invariant for row, n in zip(rows, drafted, strict=True) if n):
+                width = first_fall((len(rows) + gains) / seconds)
+                return padded(gains, seconds, width, allowed, "early-stop")
+            rate = max(way.rate, len(rows) / self.prices.plain(rows))
+            width = int(np.argmax(gains - rate * seconds))
+            return padded(gains, seconds, width, allowed, "optimum")
+        return self._settled(rows, allowed, most, way)
 
     def _settled(
-        self,
-        rows: Sequence[RowView],
-        allowed: Limits,
-        view: Outlook,
-        choice: Choice,
+        self, rows: Sequence[RowView], allowed: Sequence[tuple[int, str]], most: int, way: Way
     ) -> Schedule:
-        """The lengths the plan settled; only the rows' own cuts can shorten them now."""
-        most = max((length for length, _ in allowed), default=0)
-        seconds = choice.seconds[: most + 1]
-        gains = view.mean[: most + 1]
-        curve = tuple(((len(rows) + gains) / seconds).tolist())
-        kind, took = self._round.kind, float(seconds[most])
-        expected = len(rows) + float(gains[most])
-        if kind == "plain":
-            width = view.fixed.width
-            slow = (len(rows) + float(view.mean[width])) / view.fixed.rate
-            line = reasons.plain(width, slow, took, float(view.mean[width]))
-            lines = [line] * len(rows)
-        elif kind == "copy":
-            lines = [reasons.copied(n, most, took, expected) if n else why for n, why in allowed]
-        elif kind == "probe":
-            lines = ["trying whether drafting pays again" if n else why for n, why in allowed]
-        else:
-            line = reasons.chosen(most, took, expected)
-            lines = [line if n == most and n else reasons.kept(n, w, most) for n, w in allowed]
-        return Schedule(
-            lengths=tuple(length for length, _ in allowed),
-            reasons=tuple(lines),
-            curves=tuple([curve[: length + 1] for length, _ in allowed]),
-            predicted_seconds=took,
-            predicted_tps=curve[most],
-            policy=kind,
-        )
+        """Lengths that were settled before the draft; only the rows' own cuts shorten them."""
+        most = min(most, way.width)
+        allowed = [(min(n, way.width), why) for n, why in allowed]
+        gains, seconds = way.gains[: most + 1], way.seconds[: most + 1]
+        if not most and self._rule == "plain":
+            took = self.prices.plain(rows)
+            extra = 1e3 * (float(way.seconds[way.width]) - took)
+            line = (
+                f"decoding plainly: drafting {way.width} would cost {extra:.1f} ms "
+                f"for {float(way.gains[way.width]):.2f} expected tokens"
+            )
+            count = len(rows)
+            return Schedule(
+                lengths=(0,) * count,
+                reasons=(line,) * count,
+                curves=((count / took,),) * count,
+                predicted_seconds=took,
+                predicted_tps=count / took,
+                policy="plain",
+            )
+        line = ""
+        if self._rule == "explore":
+            line = "trying whether drafting pays again"
+        elif self._rule == "copy":
+            won, ms = len(rows) + float(gains[most]), 1e3 * float(seconds[most])
+            line = f"{tokens(most)} copied from above: {won:.2f} expected tokens in {ms:.0f} ms"
+        return padded(gains, seconds, most, allowed, self._rule, line)
+
+    # -- once it is over --------------------------------------------------------------------
 
     def observe(self, outcome: Outcome) -> None:
-        if outcome.round_seconds > 0.0:
-            self.budget.round(outcome.round_seconds)
-            view = self._round.outlook
-            drafted = any(outcome.drafted) and self._round.kind != "copy"
-            if view is not None and drafted:
-                committed, rows = sum(outcome.committed), len(outcome.rows)
-                self.budget.charge(outcome.round_seconds, committed, view.plain.rate, rows)
-                if not self._may_lose(view.best.rate, view.plain.rate, rows):
-                    self._left = 0
-        self._unread.append(outcome)
-        self._left -= 1
-        if self._left <= 0:  # the next plan will want it
-            self._learn()
+        rows = outcome.rows
+        drafted = any(outcome.drafted)
+        won = 0.0
+        if outcome.round_seconds > 0.0 and rows and self.prices.cost.known:
+            if drafted and self._rule in ("optimum", "settled", "explore"):
+                plain = self.prices.plain(rows) / len(rows)
+                won = sum(outcome.committed) * plain - outcome.round_seconds
+            self.regret.observe(outcome.round_seconds, won)
+        moves = self.prices.moves
+        self.prices.observe(outcome)
+        if self.prices.moves > moves:  # what was lost in another state of the device proves nothing
+            self.regret.forgive()
+        curves = self.acceptance.observe(outcome)
+        if drafted and self._way is not None and not self._way.known:
+            self._learn_cuts(np.add.reduce(curves, axis=0), self._way, rows)
+        self._count_down(rows, drafted, won)
+
+    def _count_down(self, rows: Sequence[RowView], drafted: bool, won: float) -> None:
+        """When to explore next: rarer and rarer, at once after a win, soon for new rows."""
+        self._drafting = self._rule in ("optimum", "settled")
+        if self._drafting or (drafted and self._rule == "explore" and won > 0.0):
+            self._wait, self._left = WAITS[0], 0
+        elif drafted and self._rule == "explore":
+            self._wait = self._left = min(2 * self._wait, WAITS[1])
+        else:
+            self._left -= 1
+        present = {row.request_id for row in rows}
+        if not present <= self._rows:
+            self._wait, self._left = WAITS[0], min(self._left, NEW_ROWS)
+        self._rows = present
+
+    def _learn_cuts(self, gains: Floats, way: Way, rows: Sequence[RowView]) -> None:
+        """What cutting by this round's ``gains`` would have won over the settled width.
+
+        Rows that must not anticipate are cut where tokens/s first fall, as in Algorithm 1.
+        """
+        most = min(len(gains), len(way.seconds))
+        worth = gains[:most] - way.rate * way.seconds[:most]
+        lengths = np.arange(most)
+        if all(row.schedule_invariant for row in rows):
+            best = np.maximum.accumulate(worth)
+        else:
+            stop = first_fall((len(rows) + gains[:most]) / way.seconds[:most])
+            best = worth[np.minimum(lengths, stop)]
+        wins = best - worth[np.minimum(lengths, way.width)]
+        self._cut_wins[:most] += (wins - self._cut_wins[:most]) / MEMORY

@@ -22,13 +22,13 @@ import numpy as np
 
 from ..errors import UsageError
 from ..events import CostTable
-from .calibration import Floats
+from .policy import Floats
 
-CONTEXT_STEP = 256  # contexts this close share one curve
+CONTEXT_STEP = 256  # contexts this close share one curve: KV buffers grow by as much
 FLOOR = 0.02  # least growth per token beyond what was measured, as a share of the last cost
-MOST_OVERLAP = 0.5  # of a plain round: the device has no less to do for it
+MOST_OVERLAP = 0.5  # of a plain round at most: overlapping rounds save waits, not work
 LONGEST = 86_400.0  # seconds of a round that can be believed
-SAMPLES = 9  # rounds a learned point remembers
+SAMPLES = 9  # rounds a learned point remembers; the median of so many shrugs off two hiccups
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,10 @@ class CostModel:
 
     ``step[context][rows][width]`` and ``draft[method][rows][block]`` are
     seconds. ``overhead`` is what a round costs besides (sampling, commit,
-    rollback), ``look`` what reading the confidences before verification adds
+    rollback), ``sync_overhead`` what reading the confidences before verification adds
     (a device sync, and a draft and a verification that are separate graphs),
-    ``overlap`` what a plain round saves where it is begun before the last was read (0: it
-    is not begun early).
-    A method without a draft table drafts for nothing (prompt lookup).
+    ``overlap`` what a plain round saves where it is dispatched before the last was
+    read (0: it is not). A method without a draft table drafts for nothing (prompt lookup).
     """
 
     def __init__(
@@ -98,18 +97,19 @@ class CostModel:
         draft: Mapping[str, Mapping[int, Points]] | None = None,
         *,
         overhead: float = 0.0,
-        look: float = 0.0,
+        sync_overhead: float = 0.0,
         overlap: float = 0.0,
         key: CostKey | None = None,
     ) -> None:
         self.step = {c: {r: dict(p) for r, p in t.items() if p} for c, t in (step or {}).items()}
         self.step = {c: t for c, t in self.step.items() if t}
         self.draft = {m: {r: dict(p) for r, p in t.items() if p} for m, t in (draft or {}).items()}
-        self.overhead, self.look, self.overlap, self.key = overhead, look, overlap, key
+        self.overhead, self.sync_overhead = overhead, sync_overhead
+        self.overlap, self.key = overlap, key
         self.profiled = bool(self.step)
         self._samples: dict[tuple[int, int], list[float]] = {}
         self._curves: dict[tuple[object, ...], Floats] = {}
-        values = [*_leaves(self.step), *_leaves(self.draft), overhead, look, overlap]
+        values = [*_leaves(self.step), *_leaves(self.draft), overhead, sync_overhead, overlap]
         if not all(0.0 <= v <= LONGEST for v in values):
             raise UsageError("a cost table must hold seconds, none below 0 or above a day")
         if any(v == 0.0 for v in _leaves(self.step)):
@@ -169,7 +169,7 @@ class CostModel:
         return float(self.steps(rows, context, widest - 1)[widest - 1])
 
     def plain(self, rows: int, context: int = 0) -> float:
-        """Seconds of one of several plain rounds, each begun before the last was read."""
+        """Seconds of a plain round; where they overlap, of one of several."""
         whole = self.seconds(rows, 1, context) + self.overhead
         return whole - min(self.overlap, MOST_OVERLAP * whole)
 
@@ -196,7 +196,7 @@ class CostModel:
             {
                 "key": asdict(self.key) if self.key else None,
                 "overhead": self.overhead,
-                "look": self.look,
+                "sync_overhead": self.sync_overhead,
                 "overlap": self.overlap,
                 "step": self.step,
                 "draft": self.draft,
@@ -213,8 +213,11 @@ class CostModel:
                 {int(c): _table(t) for c, t in data["step"].items()},
                 {str(m): _table(t) for m, t in data["draft"].items()},
                 overhead=float(data["overhead"]),
-                look=float(data["look"]),
-                overlap=float(data.get("overlap", 0.0)),  # tables made before it was known
+                # Tables of older versions call it "look", and may lack the overlap.
+                sync_overhead=float(
+                    data["sync_overhead"] if "sync_overhead" in data else data["look"]
+                ),
+                overlap=float(data.get("overlap", 0.0)),
                 key=CostKey(**data["key"]) if data.get("key") else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

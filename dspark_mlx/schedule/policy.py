@@ -1,22 +1,28 @@
 """What a scheduling policy is: the questions the engine asks it each round.
 
-Pure: no mlx, no clock, no I/O, so that a policy can be simulated in
-milliseconds. One round is ``plan`` (how many tokens to draft, and whether to
-look at the confidences before verifying), ``schedule`` (how many of the drafted
-tokens each row verifies) and ``observe`` (what came of it).
+Pure: no mlx, no clock, no I/O, so that a policy can be simulated in milliseconds. One
+round is ``plan`` (how many tokens to draft, and whether to read the confidences before
+verifying), ``schedule`` (how many of the drafted tokens each row verifies) and
+``observe`` (what came of it). The engine may run plain rounds without a ``plan`` of
+their own, so what a policy remembers moves in ``observe``.
 
-A policy must be *non-anticipating* (paper, appendix A): whether position k is
-verified may not depend on the drafted token x_k or anything drawn after it,
-except for rows with ``pathwise`` set, whose text no decision can change.
+A policy must be *non-anticipating* (paper, appendix A): whether position k is verified
+may not depend on the drafted token x_k or anything drawn after it, except for
+*schedule-invariant* rows, whose text no decision can change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..request import Cuts
+
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +32,12 @@ class RowView:
     ``block``: most tokens the row's proposer can draft now (0: it has none).
     ``remaining``: most tokens the reply may still take (max_tokens, context).
     ``context``: tokens already in the target's cache.
-    ``pathwise``: the row's text is the same whatever is verified (greedy
+    ``schedule_invariant``: the row's text is the same whatever is verified (greedy
     target, or draft sampling greedy or coupled).
-    ``calibrated``: its confidences have been calibrated on held-out rounds.
-    ``foreseen``: confidences of its draft, where they are known before it is made (a copy of
-    earlier text, on the host): it costs nothing, and is ``block`` tokens long. Else None.
+    ``calibrated``: its confidences were calibrated on held-out rounds.
+    ``known_confidence``: the confidences of its draft, where they are known before it is
+    made (a copy of earlier text, on the host): that draft is ``block`` tokens long and
+    costs nothing. Else None.
     """
 
     request_id: str
@@ -38,10 +45,10 @@ class RowView:
     block: int
     remaining: int
     context: int
-    pathwise: bool
+    schedule_invariant: bool
     calibrated: bool = False
     cuts: Cuts = field(default_factory=Cuts)
-    foreseen: tuple[float, ...] | None = None
+    known_confidence: tuple[float, ...] | None = None
 
     @property
     def cap(self) -> int:
@@ -56,16 +63,13 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tokens to draft per row (0: decode that row plainly), and whether to look first.
+    """Tokens to draft per row (0: decode that row plainly).
 
-    ``plain_ahead`` promises that so many rounds after this one are plain too, if
-    the rows stay: the engine may then begin each before it has read the last, and
-    does not ask again. Only for plans that draft nothing.
+    ``needs_confidence``: the policy wants to read the confidences before it schedules.
     """
 
     widths: tuple[int, ...]
-    look: bool
-    plain_ahead: int = 0
+    needs_confidence: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,8 @@ class Outcome:
     ``drafted``, ``scheduled`` and ``accepted`` count draft tokens per row;
     ``committed`` counts tokens added to the text. ``draft_seconds`` is 0.0 when
     draft and verification ran as one graph, ``round_seconds`` when nobody can tell
-    what this round cost, as the next one was begun within it. ``overlapped``: it is a
-    plain round, begun before the last was read, or the next one before it was.
+    what this round cost, as the next one was dispatched within it. ``pipelined``: a
+    plain round that overlapped with the one before it or behind it.
     """
 
     rows: tuple[RowView, ...]
@@ -105,7 +109,7 @@ class Outcome:
     draft_seconds: float
     verify_seconds: float
     round_seconds: float
-    overlapped: bool = False
+    pipelined: bool = False
 
 
 class Policy(Protocol):
@@ -121,7 +125,7 @@ class Policy(Protocol):
         drafted: Sequence[int],
         confidence: Sequence[Sequence[float]] | None,
     ) -> Schedule:
-        """``confidence[r][k]`` is row r's c_k for its drafted tokens, None when not looked at."""
+        """``confidence[r][k]`` is row r's c_k for its drafted tokens, None when not read."""
         ...
 
     def observe(self, outcome: Outcome) -> None: ...

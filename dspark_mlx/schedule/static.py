@@ -10,11 +10,8 @@ from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..request import Cuts
-from .cuts import any_looks, limits
+from .limits import any_needs_confidence, limits, unpriced
 from .policy import Outcome, Plan, RowView, Schedule
-from .reasons import unpriced
-
-FOREVER = 1 << 30  # rounds: static limits never change their mind
 
 
 class Off:
@@ -23,7 +20,7 @@ class Off:
     name = "off"
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
-        return Plan(widths=(0,) * len(rows), look=False, plain_ahead=FOREVER)
+        return Plan((0,) * len(rows), needs_confidence=False)
 
     def schedule(
         self,
@@ -48,10 +45,8 @@ class Threshold:
     def plan(self, rows: Sequence[RowView]) -> Plan:
         most = self.cuts.draft_length
         widths = tuple(row.cap if most is None else min(row.cap, most) for row in rows)
-        look = any(widths) and (self.cuts.look or any_looks(rows))
-        later = any(row.foreseen is not None and row.cuts.draft_length != 0 for row in rows)
-        never = not any(widths) and (most == 0 or not later)
-        return Plan(widths=widths, look=look, plain_ahead=FOREVER if never else 0)
+        needs = any(widths) and (self.cuts.needs_confidence or any_needs_confidence(rows))
+        return Plan(widths, needs)
 
     def schedule(
         self,

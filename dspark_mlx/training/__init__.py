@@ -1,8 +1,9 @@
 """Training a drafter: from prompts to a checkpoint that ``--drafter`` takes.
 
-Read ``data`` (what a sample is), ``rollout`` (the target's own answers),
-``vocab`` (the hot vocabulary), ``init`` (from the target's layers), ``features``
-(what the frozen target says about a sample), ``blocks`` (anchors and targets),
-``loss`` (the paper's section 3.3), ``trainer`` (steps, checkpoints, resuming),
-``validate`` and ``progress`` (what a person sees).
+In the order of a run: ``rollout`` (the target answers the prompts), ``data`` (answers become
+token sequences), ``new_drafter`` and ``initial_weights`` (the drafter before its first step),
+``features`` (hidden states of the frozen target), ``blocks`` (anchors and labels), ``loss``
+(section 3.3 of the paper), ``step`` (one optimiser step), ``validate``, ``trainer`` (the loop),
+``checkpoint`` (resuming), ``run_log`` (what a person sees), ``run`` (all of it). ``rounds`` plays
+the finished drafter for ``dspark eval`` and ``dspark calibrate``.
 """

@@ -1,4 +1,4 @@
-"""Blocks: which anchors a batch trains on, and what each slot should predict.
+"""Blocks: which anchors a batch trains on, and which token each slot should predict.
 
 An anchor at position n holds the last committed token; slot k (from 0) predicts
 token n + 1 + k having read tokens n .. n + k. Anchors lie in the answer, where
@@ -12,23 +12,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .data import Sample
+from .data import TrainingSample
+
+_WINDOW = 256  # samples sorted by length together
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """B rows of A anchors with G slots each."""
+    """B rows of A anchors with G slots each.
+
+    ``anchors (B, A)`` are positions, 0 for padding anchors. The others are ``(B, A, G)``:
+    ``labels`` is the true token of each slot and ``previous`` the true token before it; ``valid``
+    says whether the slot counts (a real anchor, and its token in the answer); ``places`` is the
+    position whose final hidden state gives the target's distribution for the slot.
+    """
 
     anchors: np.ndarray
-    """``(B, A)`` positions; padding anchors are 0."""
     previous: np.ndarray
-    """``(B, A, G)`` the true token before each predicted one."""
     labels: np.ndarray
-    """``(B, A, G)`` the true token."""
     valid: np.ndarray
-    """``(B, A, G)`` whether the slot counts: a real anchor, its token inside the answer."""
     places: np.ndarray
-    """``(B, A, G)`` the position whose final hidden state is the teacher of the slot."""
 
 
 def make_blocks(
@@ -36,8 +39,8 @@ def make_blocks(
 ) -> Blocks:
     """Blocks of ``width`` slots at ``anchors (B, A)``, of which ``real (B, A)`` count.
 
-    ``tokens (B, L)``; ``answer (B, L)`` is true on answer tokens. A slot counts
-    while every token of its block so far is one.
+    ``tokens (B, L)``; ``answer (B, L)`` is true on answer tokens. A slot counts if its own token
+    and those of all slots before it are answer tokens.
     """
     length = tokens.shape[1]
     slots = anchors[..., None] + np.arange(width)
@@ -50,11 +53,11 @@ def make_blocks(
 
 
 def choose_anchors(
-    samples: Sequence[Sample], spacing: float, most: int, rng: np.random.Generator
+    samples: Sequence[TrainingSample], spacing: float, most: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random anchors, one in ``spacing`` answer positions and at most ``most`` a row.
+    """Random anchors: one per ``spacing`` answer positions, at most ``most`` in a row.
 
-    Returns ``anchors (B, A)`` rising in each row and ``real (B, A)``.
+    Returns ``anchors (B, A)``, rising in each row, and ``real (B, A)``, false for padding.
     """
     picked = []
     for sample in samples:
@@ -69,8 +72,8 @@ def choose_anchors(
     return anchors, real
 
 
-def pad(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
-    """``tokens (B, L)``, padded on the right, and ``answer (B, L)``."""
+def pad(samples: Sequence[TrainingSample]) -> tuple[np.ndarray, np.ndarray]:
+    """``tokens (B, L)``, padded on the right, and ``answer (B, L)``, true on answer tokens."""
     longest = max(len(s) for s in samples)
     tokens = np.zeros((len(samples), longest), dtype=np.int32)
     answer = np.zeros((len(samples), longest), dtype=bool)
@@ -81,18 +84,19 @@ def pad(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plan_batches(
-    samples: Sequence[Sample], batch_tokens: int, rng: np.random.Generator
+    samples: Sequence[TrainingSample], batch_tokens: int, rng: np.random.Generator
 ) -> list[list[int]]:
-    """Indices of samples in random batches of like lengths, each within ``batch_tokens`` padded.
+    """Random batches of samples of similar length: their indices.
 
-    Samples are shuffled, sorted by length within windows only, and the batches
-    shuffled again, so that a pass stays random while padding stays small.
+    A batch has at most ``batch_tokens`` tokens, padding included. Samples are shuffled, sorted by
+    length within windows only, and the batches are shuffled again: a pass stays random while
+    padding stays small.
     """
     order = rng.permutation(len(samples))
     batches: list[list[int]] = []
-    window = 256
-    for begin in range(0, len(order), window):
-        by_length = sorted(order[begin : begin + window].tolist(), key=lambda i: len(samples[i]))
+    for begin in range(0, len(order), _WINDOW):
+        window = order[begin : begin + _WINDOW].tolist()
+        by_length = sorted(window, key=lambda i: len(samples[i]))
         batch: list[int] = []
         for index in by_length:
             if batch and len(samples[index]) * (len(batch) + 1) > batch_tokens:

@@ -1,11 +1,10 @@
 """Training data: jsonl lines become token sequences with their answer marked.
 
-A line is a JSON object with the prompt as ``{"prompt": str}``, ``{"messages":
-[{"role", "content"}]}`` or ``{"turns": [str]}`` (what the user says, one after the
-other), and the target's answer as
-``"response"`` (and, exact, ``"response_tokens"``); or ``{"text": str}``, which is
-all answer. ``"temperature"`` and ``"domain"`` are optional. Lines without an
-answer are prompts for ``rollout``. This module never runs a model.
+A line is a JSON object with the prompt as ``{"prompt": str}``, ``{"messages": [{"role",
+"content"}]}`` or ``{"turns": [str]}`` (the user's messages in order), and the target's answer as
+``"response"`` (and exactly as ``"response_tokens"``); or ``{"text": str}``, all of which counts as
+answer. ``"temperature"`` and ``"domain"`` are optional. Lines without an answer are prompts for
+``rollout``. This module never runs a model.
 """
 
 from __future__ import annotations
@@ -26,10 +25,13 @@ FORMATS = '{"prompt"}, {"messages"}, {"turns"} or {"text"}'
 
 @dataclass(frozen=True)
 class Record:
-    """One line, checked: who said what, and what the target answered."""
+    """One line: a conversation, and the target's answer to it.
+
+    ``messages`` is the conversation up to the answer, empty for plain text. ``later_turns`` is
+    what the user says after the answer (``turns`` only).
+    """
 
     messages: tuple[dict[str, str], ...]
-    """The conversation up to the answer; empty for plain text."""
     text: str | None = None
     response: str | None = None
     response_tokens: tuple[int, ...] | None = None
@@ -37,18 +39,17 @@ class Record:
     domain: str = "all"
     finish: str | None = None
     later_turns: tuple[str, ...] = ()
-    """What the user goes on to say after the answer (``turns`` only)."""
 
     @property
     def key(self) -> str:
-        """What makes two records the same prompt: how the conversation begins."""
+        """Equal for records of the same prompt: a hash of how the conversation begins."""
         opening = next((m["content"] for m in self.messages if m["role"] == "user"), "")
         shown = self.text if self.text is not None else opening
         return hashlib.sha256(shown.encode()).hexdigest()[:24]
 
     @property
     def identity(self) -> str:
-        """What makes two records the same conversation, all that is asked in it included."""
+        """Equal for records of the same conversation: a hash of all that is asked in it."""
         whole = json.dumps([self.messages, self.later_turns, self.text])
         return hashlib.sha256(whole.encode()).hexdigest()[:24]
 
@@ -58,7 +59,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """Token ids ``(L,)`` of a conversation; the answer is ``tokens[start:]``."""
 
     tokens: np.ndarray
@@ -82,7 +83,8 @@ def read_records(paths: Iterable[str | Path]) -> list[Record]:
         try:
             text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read {path}: {error}", "give a jsonl file") from None
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UsageError(f"cannot read {path}: {why}", "give a jsonl file") from None
         lines = text.split("\n")
         found = [
             parse(line, f"{path}:{n}")
@@ -160,7 +162,7 @@ def _is_message(value: Any) -> bool:
 
 
 def answer_in_messages(record: Record) -> Record:
-    """A conversation that ends with the assistant carries its answer: take it out."""
+    """The record with its answer, if the assistant speaks last, taken out of the messages."""
     if record.response is None and len(record.messages) > 1:
         *before, last = record.messages
         if last["role"] == "assistant":
@@ -180,10 +182,12 @@ def prompt_tokens(record: Record, tokenizer: Any) -> list[int]:
     )
 
 
-def encode(record: Record, tokenizer: Any, max_length: int, vocab_size: int) -> Sample | None:
-    """The sample of an answered record, cut to ``max_length``; None when no answer token is left.
+def encode(
+    record: Record, tokenizer: Any, max_length: int, vocab_size: int
+) -> TrainingSample | None:
+    """The sample of an answered record, cut to ``max_length`` tokens.
 
-    Raises UsageError when the ids cannot be of this tokenizer.
+    None if fewer than two answer tokens are left. Raises UsageError for ids of another tokenizer.
     """
     if record.text is not None:
         tokens, start = list(tokenizer.encode(record.text)), 1
@@ -206,12 +210,12 @@ def encode(record: Record, tokenizer: Any, max_length: int, vocab_size: int) -> 
     if len(tokens) - start < 2:
         return None
     ids = np.asarray(tokens, dtype=np.int32)
-    return Sample(ids, start, record.key, record.domain, record.temperature)
+    return TrainingSample(ids, start, record.key, record.domain, record.temperature)
 
 
 def encode_all(
     records: Sequence[Record], tokenizer: Any, max_length: int, vocab_size: int
-) -> list[Sample]:
+) -> list[TrainingSample]:
     """All usable samples. Raises UsageError when there is none, saying why."""
     answered = [r for r in map(answer_in_messages, records) if r.answered]
     if not answered:
@@ -231,15 +235,15 @@ def encode_all(
 
 
 def is_held_out(key: str, share: float) -> bool:
-    """Whether the prompt with this key is kept from training: the same in every run."""
+    """Whether the prompt with this key is held out of training; the same in every run."""
     digest = hashlib.sha256(f"held-out {key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 def split(
-    samples: Sequence[Sample], share: float, never: frozenset[str] = frozenset()
-) -> tuple[list[Sample], list[Sample]]:
-    """Training and validation samples; no prompt is in both. ``never`` are keys left out."""
+    samples: Sequence[TrainingSample], share: float, never: frozenset[str] = frozenset()
+) -> tuple[list[TrainingSample], list[TrainingSample]]:
+    """Training and validation samples; no prompt is in both. Keys in ``never`` are in neither."""
     samples = [s for s in samples if s.key not in never]
     train = [s for s in samples if not is_held_out(s.key, share)]
     held = [s for s in samples if is_held_out(s.key, share)]

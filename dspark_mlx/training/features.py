@@ -1,8 +1,8 @@
-"""What the frozen target says about a sample, computed on the fly and optionally kept.
+"""Hidden states of the frozen target for each sample, computed on the fly, optionally cached.
 
 For every position: the tapped hidden states, which the drafter reads; the last
 hidden state after the final norm and the log of the softmax's denominator over
-the *whole* vocabulary, from which the teacher's distribution over any hot
+the *whole* vocabulary, from which the teacher's distribution over any draft
 vocabulary follows. A bounded cache on disk may keep them (float16) for the
 passes after the first; without one every pass runs the target again.
 """
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..draft.dspark.pairing import take_rows
 from ..errors import ModelError
+from ..files import write_atomically
 from ..model.target import Target
 from .blocks import pad
-from .data import Sample
+from .data import TrainingSample
 
 _F16_MAX = 65504.0
 _CHUNK = 512  # positions whose full-vocabulary logits exist at one time
@@ -33,49 +33,51 @@ _CHUNK = 512  # positions whose full-vocabulary logits exist at one time
 
 @dataclass(frozen=True)
 class Features:
-    """B padded rows of L positions. What lies behind a row's length is not defined."""
+    """B padded rows of L positions; values behind the end of a row are not defined.
+
+    ``taps (B, L, T*H)``; ``final (B, L, H)`` after the final norm; ``log_norm (B, L)`` float32 is
+    the logsumexp of the target's logits at temperature 1, on answer tokens.
+    """
 
     taps: mx.array
-    """``(B, L, T*H)``."""
     final: mx.array
-    """``(B, L, H)`` after the final norm."""
     log_norm: mx.array
-    """``(B, L)`` float32: logsumexp of the target's logits at temperature 1, on answer tokens."""
 
 
 class Teacher:
-    """The target's head, whole and over the hot vocabulary."""
+    """The target's output head over all ids, and over the draft vocabulary."""
 
-    def __init__(self, target: Target, hot_ids: np.ndarray | None) -> None:
+    def __init__(self, target: Target, vocab_ids: np.ndarray | None) -> None:
         from ..draft.dspark.network import TiedHead
 
         whole: Any = target.lm_head
         if whole is None:
             whole = TiedHead(target.embed_tokens)
-        self.whole: nn.Module = whole
-        self.hot = whole if hot_ids is None else take_rows(whole, mx.array(hot_ids))
+        self.whole: Any = whole
+        self.draft: Any = whole if vocab_ids is None else take_rows(whole, mx.array(vocab_ids))
         text = target.config.get("text_config", target.config)
         self.softcap: float | None = text.get("final_logit_softcapping")
 
-    def logits(self, final: mx.array, *, hot: bool = False) -> mx.array:
-        """``final (..., H)`` to float32 logits over all ids, or the hot ones."""
-        out = (self.hot if hot else self.whole)(final).astype(mx.float32)
+    def logits(self, final: mx.array, *, draft: bool = False) -> mx.array:
+        """``final (..., H)`` to float32 logits over all ids, or over the draft vocabulary."""
+        out: mx.array = (self.draft if draft else self.whole)(final).astype(mx.float32)
         return out if self.softcap is None else mx.tanh(out / self.softcap) * self.softcap
 
     def check(self, target: Target, taps: Sequence[int]) -> None:
         """Raise ModelError when this is not how the model makes its logits."""
         tokens = (mx.arange(16)[None] * 11 + 5) % target.vocab_size
         logits, _, final = target.forward_training(tokens, taps)
-        gap = mx.abs(self.logits(final) - logits.astype(mx.float32)).max()
-        if not gap.item() <= 1e-2 * max(1.0, mx.abs(logits).max().item()):
+        gap: Any = mx.abs(self.logits(final) - logits.astype(mx.float32)).max().item()
+        largest: Any = mx.abs(logits).max().item()
+        if not gap <= 1e-2 * max(1.0, largest):
             raise ModelError(
-                "this model changes its logits behind the head (a scale or bias of its own)",
+                "this model changes its logits after the output head (a scale or bias of its own)",
                 "training a drafter for it is not supported",
             )
 
 
 class FeatureSource:
-    """Features of batches of samples; ``cache`` keeps what was computed once."""
+    """Features of batches of samples, computed once where ``cache`` has room for them."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class FeatureSource:
     ) -> None:
         self.target, self.taps, self.teacher, self.cache = target, list(taps), teacher, cache
 
-    def batch(self, samples: Sequence[Sample]) -> Features:
+    def batch(self, samples: Sequence[TrainingSample]) -> Features:
         if self.cache is None:
             return self._compute(*pad(samples))
         missing = [s for s in samples if s not in self.cache]
@@ -95,7 +97,7 @@ class FeatureSource:
             self.cache.write(missing, features)
             if len(missing) == len(samples):
                 return features
-            if any(s not in self.cache for s in missing):  # it is full
+            if any(s not in self.cache for s in missing):  # the cache is full
                 return self._compute(*pad(samples))
         return self.cache.read(samples)
 
@@ -114,11 +116,11 @@ class FeatureSource:
 
 
 class FeatureCache:
-    """A file of at most ``limit`` bytes with the features of the samples seen first.
+    """A file of at most ``limit`` bytes with the features of the samples that came first.
 
-    Float16, one contiguous run a sample; the index is written by ``save``. A
-    cache of other taps or another target is started anew. Each process of a run
-    writes its own folder ``number`` and reads its neighbours' too. ``target`` names the model.
+    Features are float16, one contiguous run per sample; ``save`` writes the index. A cache of
+    other taps or another target (``target`` is its fingerprint) is started anew. Each process of
+    a run writes a folder of its own, ``number``, and reads those of the other processes.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class FeatureCache:
         self._others: list[tuple[int, dict[str, int]]] = []
         self._find_others()
 
-    def __contains__(self, sample: Sample) -> bool:
+    def __contains__(self, sample: TrainingSample) -> bool:
         return self._place(_key(sample)) is not None
 
     def _place(self, key: str) -> tuple[int, int] | None:
@@ -162,10 +164,10 @@ class FeatureCache:
             if folder != self._own and used:
                 self._others.append((os.open(folder / "features.bin", os.O_RDONLY), index))
 
-    def write(self, samples: Sequence[Sample], features: Features) -> None:
-        """Keep what fits below the limit; the rest is computed again each pass."""
-        both = mx.concatenate([features.taps, features.final], axis=-1).astype(mx.float32)
-        both = np.array(mx.clip(both, -_F16_MAX, _F16_MAX).astype(mx.float16))
+    def write(self, samples: Sequence[TrainingSample], features: Features) -> None:
+        """Keep what fits below the limit; the rest is computed again in each pass."""
+        joined = mx.concatenate([features.taps, features.final], axis=-1).astype(mx.float32)
+        both = np.array(mx.clip(joined, -_F16_MAX, _F16_MAX).astype(mx.float16))
         norms = np.array(features.log_norm)
         for row, sample in enumerate(samples):
             size = len(sample) * self.row_bytes
@@ -173,13 +175,13 @@ class FeatureCache:
                 continue
             n = len(sample)
             run = both[row, :n].tobytes() + norms[row, :n].tobytes()
-            if os.pwrite(self._file, run, self.used) < len(run):  # a full disk: nothing more fits
+            if os.pwrite(self._file, run, self.used) < len(run):  # the disk is full
                 self.limit = self.used
                 return
             self.index[_key(sample)] = self.used
             self.used += size
 
-    def read(self, samples: Sequence[Sample]) -> Features:
+    def read(self, samples: Sequence[TrainingSample]) -> Features:
         longest = max(len(s) for s in samples)
         both = np.zeros((len(samples), longest, self.width), dtype=np.float16)
         norms = np.zeros((len(samples), longest), dtype=np.float32)
@@ -196,12 +198,10 @@ class FeatureCache:
         return Features(values[..., :split], values[..., split:], mx.array(norms))
 
     def save(self) -> None:
-        """Write the index, after the data it speaks of."""
+        """Write the index, after the data that it points to."""
         os.fsync(self._file)
-        text = json.dumps({**self.kind, "used": self.used, "index": self.index})
-        scratch = self.index_path.with_suffix(".tmp")
-        scratch.write_text(text)
-        os.replace(scratch, self.index_path)
+        index = {**self.kind, "used": self.used, "index": self.index}
+        write_atomically(self.index_path, json.dumps(index))
         self._find_others()
 
     def _load(self, path: Path) -> tuple[dict[str, int], int]:
@@ -214,5 +214,5 @@ class FeatureCache:
         return kept["index"], kept["used"]
 
 
-def _key(sample: Sample) -> str:
+def _key(sample: TrainingSample) -> str:
     return hashlib.sha256(sample.tokens.tobytes()).hexdigest()[:24]

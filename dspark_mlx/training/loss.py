@@ -4,17 +4,19 @@
 each the mean over valid slots weighted ``exp(-(k - 1) / 4)`` for slot k = 1..G.
 ``1 - L1 / 2`` is the chance that verification accepts a token of the slot.
 
-With a hot vocabulary the teacher's distribution keeps the mass it puts outside:
-the drafter can give none of it there, so all of it counts in L1.
+With a draft vocabulary the target's distribution keeps its mass outside of it: the drafter can
+put none there, so all of that mass counts in L1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from .options import LossWeights
+from .train_options import LossWeights
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,10 @@ class Losses:
     accept: mx.array
 
 
-def slot_weights(valid: mx.array, decay: float) -> mx.array:
-    """``valid (..., G)`` to float32 weights of the same shape."""
-    slots = mx.arange(valid.shape[-1], dtype=mx.float32)
-    return valid.astype(mx.float32) * mx.exp(-slots / decay)
+def slot_decay(width: int, decay: float) -> np.ndarray:
+    """Weights ``exp(-k / decay)`` of slots k = 0 .. width - 1, float32."""
+    weights: np.ndarray = np.exp(-np.arange(width) / decay)
+    return weights.astype(np.float32)
 
 
 @mx.custom_function
@@ -45,7 +47,7 @@ def _divergences(
 
 
 @_divergences.vjp
-def _divergences_vjp(primals, cotangents, outputs):  # type: ignore[no-untyped-def]
+def _divergences_vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
     """By hand: one softmax serves both terms, and no (N, V) array is kept from the forward."""
     logits, teacher, labels = primals
     by_entropy, by_variation = cotangents
@@ -85,7 +87,8 @@ def divergences(logits: mx.array, teacher: mx.array, labels: mx.array) -> tuple[
     may fall short of 1 by the mass outside the draft vocabulary; ``labels (N,)``
     draft ids, -1 where the true token is not among them (no cross-entropy then).
     """
-    return tuple(_divergences(logits, teacher, labels))
+    found: Any = _divergences(logits, teacher, labels)
+    return tuple(found)
 
 
 def dspark_loss(
@@ -97,7 +100,7 @@ def dspark_loss(
     scale: LossWeights,
     normalizer: mx.array | None = None,
 ) -> Losses:
-    """All terms over N slots: ``weights (N,)`` from ``slot_weights``, ``confidence (N,)`` logits.
+    """All terms over N slots: ``weights (N,)`` from ``slot_decay``, ``confidence (N,)`` logits.
 
     ``normalizer`` is what sums are divided by, the sum of the weights unless
     several processes or micro-batches share one mean.
@@ -109,23 +112,16 @@ def dspark_loss(
     def mean(values: mx.array) -> mx.array:
         return (values * weights).sum() / below
 
-    terms = [mean(entropy), mean(variation), mx.array(0.0)]
+    by_entropy, by_variation, by_confidence = mean(entropy), mean(variation), mx.array(0.0)
     if confidence is not None:
         # max(c, 0) - c y + log(1 + exp(-|c|)): finite for every logit.
         bce = (
             mx.maximum(confidence, 0) - confidence * accept + mx.log1p(mx.exp(-mx.abs(confidence)))
         )
-        terms[2] = mean(bce)
+        by_confidence = mean(bce)
     total = (
-        scale.cross_entropy * terms[0]
-        + scale.total_variation * terms[1]
-        + scale.confidence * terms[2]
+        scale.cross_entropy * by_entropy
+        + scale.total_variation * by_variation
+        + scale.confidence * by_confidence
     )
-    return Losses(total, *terms, accept)
-
-
-def expected_accepted(accept: mx.array, valid: mx.array) -> mx.array:
-    """``accept``, ``valid (..., G)``: mean accepted length at T = 1, plus the target's token."""
-    alive = mx.cumprod(accept * valid, axis=-1).sum(-1)
-    real = valid[..., 0].astype(mx.float32)
-    return 1 + (alive * real).sum() / mx.maximum(real.sum(), 1)
+    return Losses(total, by_entropy, by_variation, by_confidence, accept)

@@ -18,35 +18,43 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
-from ..draft.dspark.network import Drafter
 from ..draft.dspark.save import save_drafter
 from .blocks import plan_batches
-from .checkpoint import list_checkpoints, load_checkpoint, part, save_checkpoint
-from .data import Sample
+from .checkpoint import (
+    RunState,
+    TrainingError,
+    check_same_run,
+    fingerprint,
+    flat_arrays,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    subtree,
+)
+from .data import TrainingSample
 from .loss import Losses
-from .optimizer import RunOptimizer
-from .options import TrainOptions
-from .run_state import RunState, StepReport, TrainingError, check_same_run, fingerprint
-from .step import MicroBatch, StepComputer, add, prepare, share
+from .step import MicroBatch, RunOptimizer, StepComputer, StepReport, add, prepare, share
+from .train_options import TrainOptions
 from .validate import Validation, validate, validation_batches
 
 
 class Trainer:
-    """Trains ``computer.drafter`` on ``train``; keeps the best on ``held`` in ``out``."""
+    """Trains ``computer.drafter`` on ``train`` and exports to ``out`` what is best on ``held``."""
 
     def __init__(
         self,
         computer: StepComputer,
-        train: Sequence[Sample],
-        held: Sequence[Sample],
+        train: Sequence[TrainingSample],
+        held: Sequence[TrainingSample],
         options: TrainOptions,
         out: Path,
         *,
-        hot_ids: np.ndarray | None = None,
+        vocab_ids: np.ndarray | None = None,
         group: Any | None = None,
         save_dtype: mx.Dtype = mx.bfloat16,
         on_step: Callable[[StepReport], None] = lambda report: None,
@@ -54,9 +62,9 @@ class Trainer:
         on_message: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.computer, self.train, self.options, self.out = computer, list(train), options, out
-        self.hot_ids, self.group, self.save_dtype = hot_ids, group, save_dtype
+        self.vocab_ids, self.group, self.save_dtype = vocab_ids, group, save_dtype
         self.on_step, self.on_validation, self.on_message = on_step, on_validation, on_message
-        self.drafter: Drafter = computer.drafter
+        self.drafter = computer.drafter
         self.world = 1 if group is None else group.size()
         self.rank = 0 if group is None else group.rank()
         self.optimizer = RunOptimizer(options)
@@ -67,16 +75,16 @@ class Trainer:
         )
         self.lr = 0.0
         self.stop = threading.Event()
-        self._ended = False  # what all processes have agreed on
+        self._ended = False  # all processes have agreed to stop
         self._plan: tuple[int, list[list[int]]] | None = None
-        self._probe: MicroBatch | None = None  # of the last step: shows what its weights do
+        self._probe: MicroBatch | None = None  # a batch of the last step, to test its weights on
 
     # -- the run ------------------------------------------------------------------------
 
     def run(self) -> RunState:
         """Train until ``steps``, early stop or interruption; the last state is saved.
 
-        Raises TrainingError when the loss is no number.
+        Raises TrainingError when the loss is not finite.
         """
         options, state = self.options, self.state
         with self._interruptible():
@@ -86,14 +94,14 @@ class Trainer:
                     self.check()
                     if options.patience and state.since_best >= options.patience:
                         self.on_message(
-                            f"no better validation for {state.since_best} times: stopping early"
+                            f"stopping early: no new best in {state.since_best} validations"
                         )
                         break
                 if state.step % options.checkpoint_every == 0:
                     self.save()
             self.save()
             if state.step and self.rank == 0 and not (self.out / "config.json").exists():
-                self.export()  # stopped before the first validation: what there is, is of use
+                self.export()  # stopped before the first validation
         return state
 
     def step(self) -> StepReport:
@@ -128,9 +136,13 @@ class Trainer:
         seconds = time.perf_counter() - begin
         state.seconds += seconds
         by_slot = [a / blocks for a in alive]
+        total, entropy, variation, confidence = shared
         return StepReport(
-            state.step,
-            *shared,
+            step=state.step,
+            loss=total,
+            cross_entropy=entropy,
+            total_variation=variation,
+            confidence=confidence,
             accepted=1 + sum(by_slot),
             by_slot=by_slot,
             lr=self.lr,
@@ -142,7 +154,7 @@ class Trainer:
         )
 
     def check(self) -> Validation | None:
-        """Validate; export the drafter when it is the best so far (always, with nothing held)."""
+        """Validate; export the drafter if it is the best so far, or if nothing is held out."""
         state = self.state
         if not self.held:
             if self.rank == 0:
@@ -150,7 +162,7 @@ class Trainer:
             return None
         result = validate(self.computer, self.held, self.group)
         if not math.isfinite(result.loss):
-            raise self._diverged(f"the held-out loss behind step {state.step} is {result.loss}")
+            raise self._diverged(f"the held-out loss after step {state.step} is {result.loss}")
         best = result.greedy > state.best
         if best:
             state.best, state.best_step, state.since_best = result.greedy, state.step, 0
@@ -168,7 +180,7 @@ class Trainer:
         return self.out / "checkpoints"
 
     def save(self) -> None:
-        """A checkpoint of the whole run, by the first process."""
+        """Write a checkpoint of the whole run, in the first process."""
         if self.computer.source.cache is not None:
             self.computer.source.cache.save()
         if self.rank == 0:
@@ -176,7 +188,7 @@ class Trainer:
             kept = asdict(self.state) | {"options": self.options.to_dict()}
             kept["drafter"] = self.drafter.config.to_dict()
             save_checkpoint(
-                self.checkpoints, self.drafter, self.optimizer.state, self.hot_ids, kept
+                self.checkpoints, self.drafter, self.optimizer.state, self.vocab_ids, kept
             )
 
     def export(self) -> None:
@@ -199,8 +211,8 @@ class Trainer:
             return False
         state, tensors, _ = load_checkpoint(found[-1])
         check_same_run(state["options"], self.options)
-        self.drafter.update(part(tensors, "model"))
-        self.optimizer.state = part(tensors, "optimizer")
+        self.drafter.update(subtree(tensors, "model"))
+        self.optimizer.state = subtree(tensors, "optimizer")
         data = self.state.data
         known = {k: state[k] for k in RunState.__dataclass_fields__ if k in state}
         self.state = RunState(**{"target": self.state.target, **known})
@@ -213,16 +225,16 @@ class Trainer:
     # -- inside -------------------------------------------------------------------------
 
     def _require_sound(self) -> None:
-        """Raises TrainingError where the weights give no finite loss: they must not be kept.
+        """Raise TrainingError when the weights give no finite loss: they must not be saved.
 
-        A step is judged by the loss before it, so only this sees what the step itself did.
+        The loss that a step reports is the loss before its update; only this one is after it.
         """
         if self._probe is None:
             return
         features = self.computer.source.batch(self._probe.samples)
-        loss = self.computer.blocks(self._probe, features).losses.total.item()
+        loss: Any = self.computer.blocks(self._probe, features).losses.total.item()
         if not math.isfinite(loss):
-            raise self._diverged(f"the weights behind step {self.state.step} give a loss of {loss}")
+            raise self._diverged(f"the weights after step {self.state.step} give a loss of {loss}")
 
     def _diverged(self, what: str) -> TrainingError:
         whole = list_checkpoints(self.checkpoints)
@@ -232,7 +244,8 @@ class Trainer:
 
     def _next_batches(self, count: int) -> tuple[list[MicroBatch], tuple[int, int]]:
         epoch, position = self.state.epoch, self.state.position
-        options, batches = self.options, []
+        options = self.options
+        batches: list[MicroBatch] = []
         while len(batches) < count:
             plan = self._batches_of(epoch)
             if position >= len(plan):
@@ -253,9 +266,10 @@ class Trainer:
         return self._plan[1]
 
     def _update(self, gradient: Any) -> float:
-        gradient, norm = optim.clip_grad_norm(gradient, self.options.clip)
+        clip: Any = optim.clip_grad_norm
+        gradient, norm = clip(gradient, self.options.clip)
         if not math.isfinite(norm.item()):
-            raise self._diverged(f"the gradient at step {self.state.step + 1} is no number")
+            raise self._diverged(f"the gradient at step {self.state.step + 1} is not finite")
         self.lr = self.optimizer.update(self.drafter, gradient, self.state.step)
         mx.eval(self.drafter.trainable_parameters(), self.optimizer.state)
         return float(norm.item())
@@ -283,8 +297,8 @@ class Trainer:
                 signal.signal(number, handler)
 
 
-def parameter_count(drafter: Drafter) -> int:
-    return sum(v.size for _, v in tree_flatten(drafter.trainable_parameters()))
+def parameter_count(drafter: nn.Module) -> int:
+    return sum(v.size for v in flat_arrays(drafter.trainable_parameters()).values())
 
 
 def _scalars(losses: Losses) -> np.ndarray:
@@ -293,7 +307,7 @@ def _scalars(losses: Losses) -> np.ndarray:
 
 
 def _survivors(accepts: list[tuple[np.ndarray, MicroBatch]]) -> list[float]:
-    """The number of blocks, and how many are expected to survive each slot, over this process's."""
+    """The number of this process's blocks, and how many are expected to survive each slot."""
     alive = []
     for accept, batch in accepts:
         valid = batch.blocks.valid

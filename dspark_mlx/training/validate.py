@@ -1,9 +1,9 @@
 """How good a drafter is on held-out answers, teacher-forced: cheap enough to run while training.
 
-Greedy accepted length: at each anchor, how many slots in a row have the true
-token as their favourite, plus one. On answers made at temperature 0 that is
-what greedy rounds beginning at this anchor would accept. Sampled: the product of
-``1 - L1 / 2`` along a block. Real rounds are ``dspark eval``'s business.
+The greedy accepted length at an anchor is one plus the number of slots in a row whose most likely
+token is the true one. On answers made at temperature 0 a greedy round that begins there would
+accept as many. The sampled accepted length is one plus the sum over k of the product of
+``1 - L1 / 2`` along slots 1..k. ``dspark eval`` plays real rounds instead.
 """
 
 from __future__ import annotations
@@ -16,47 +16,51 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .data import Sample
+from .data import TrainingSample
 from .step import MicroBatch, StepComputer, prepare, share
 
 
 @dataclass
 class Validation:
-    """Means over held-out blocks."""
+    """Means over held-out blocks.
+
+    ``greedy`` is the greedy accepted length on answers of temperature 0 (on all answers if there
+    are none of these), ``by_domain`` the same for each domain. ``sampled`` is the expected
+    accepted length at temperature 1. ``by_slot[k - 1]`` is the share of greedy blocks whose slots
+    1..k all match. ``confidence_gap`` is the mean of confidence minus acceptance.
+    """
 
     loss: float
     greedy: float
-    """Greedy accepted length on answers of temperature 0 (all, where there are none)."""
     sampled: float
-    """Expected accepted length at temperature 1."""
     by_domain: dict[str, float] = field(default_factory=dict)
-    """Greedy accepted length."""
     by_slot: list[float] = field(default_factory=list)
-    """Share of greedy blocks whose slots 1..k all match, for each k."""
     confidence_gap: float = 0.0
-    """Mean of confidence minus acceptance: positive when it promises too much."""
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.__dict__)
 
 
 def validation_batches(
-    samples: Sequence[Sample], most: int, batch_tokens: int, width: int, spacing: float
+    samples: Sequence[TrainingSample], most: int, batch_tokens: int, width: int, spacing: float
 ) -> list[MicroBatch]:
-    """The same blocks every time: up to ``most`` samples, domains in turn, greedy ones first."""
+    """Up to ``most`` samples with their blocks, the same every time.
+
+    Domains take turns, and answers of temperature 0 come first.
+    """
     rng = np.random.default_rng(1234)
-    groups: dict[str, list[Sample]] = defaultdict(list)
+    groups: dict[str, list[TrainingSample]] = defaultdict(list)
     for i in rng.permutation(len(samples)):
         groups[samples[i].domain].append(samples[i])
     for group in groups.values():
         group.sort(key=lambda s: s.temperature != 0)
-    chosen: list[Sample] = []
+    chosen: list[TrainingSample] = []
     while len(chosen) < min(most, len(samples)):
         for group in groups.values():
             if group and len(chosen) < most:
                 chosen.append(group.pop(0))
     chosen.sort(key=len)
-    batches: list[list[Sample]] = [[]]
+    batches: list[list[TrainingSample]] = [[]]
     for sample in chosen:
         if batches[-1] and len(sample) * (len(batches[-1]) + 1) > batch_tokens:
             batches.append([])
@@ -67,7 +71,7 @@ def validation_batches(
 def validate(
     computer: StepComputer, batches: Sequence[MicroBatch], group: Any | None = None
 ) -> Validation:
-    """Run the drafter over ``batches`` without learning; processes of ``group`` share them out."""
+    """Run the drafter over ``batches`` without learning; the processes of ``group`` share them."""
     greedy_only = any(s.temperature == 0 for b in batches for s in b.samples)
     domains = sorted({s.domain for b in batches for s in b.samples})
     width = batches[0].blocks.valid.shape[-1]

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MODELS, prompt
 
+from dspark_mlx.bench.simulator.reply_trace import from_trace
+from dspark_mlx.bench.simulator.tables import tables
 from dspark_mlx.draft import DraftRow
 from dspark_mlx.draft.copying import CopyFirst
 from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.request import Request, SamplingParams
 from dspark_mlx.schedule import Plan, make_policy
 from dspark_mlx.schedule.cost import CostModel
-from dspark_mlx.schedule.policy import Outcome, RowView
-from dspark_mlx.schedule.script import from_trace
-from dspark_mlx.schedule.tables import tables
+from dspark_mlx.schedule.policy import RowView
 
 COUNT = 40
 
@@ -219,16 +219,22 @@ def test_a_seed_gives_one_text_with_and_without_copies(draft_sampling: Any) -> N
     assert ran.tokens == run_one(make_engine(target), ask()).tokens
 
 
-# -- what the scheduler makes of a draft it can foresee -----------------------------------------
+# -- what the scheduler makes of a draft that is known -----------------------------------------
 
 
 def view(name: str = "r", **options: Any) -> RowView:
-    base = {"method": "dspark", "block": 5, "remaining": 90, "context": 40, "pathwise": True}
+    base = {
+        "method": "dspark",
+        "block": 5,
+        "remaining": 90,
+        "context": 40,
+        "schedule_invariant": True,
+    }
     return RowView(request_id=name, **(base | {"calibrated": True} | options))
 
 
-def foreseen(chances: tuple[float, ...], name: str = "r") -> RowView:
-    return view(name, block=len(chances), calibrated=False, foreseen=chances)
+def copied(chances: tuple[float, ...], name: str = "r") -> RowView:
+    return view(name, block=len(chances), calibrated=False, known_confidence=chances)
 
 
 SURE, DOUBTFUL = (0.97,) * 8, (0.2,) * 8
@@ -236,48 +242,19 @@ SURE, DOUBTFUL = (0.97,) * 8, (0.2,) * 8
 
 def test_a_sure_copy_is_verified_whole_and_a_doubtful_one_is_not() -> None:
     auto = make_policy("auto", cost=tables()["cpu-2-cores"])
-    plan: Plan = auto.plan((foreseen(SURE),))
-    assert plan.widths == (8,) and not plan.look  # nothing to look at: it is known
-    schedule = auto.schedule((foreseen(SURE),), (8,), None)
+    plan: Plan = auto.plan((copied(SURE),))
+    assert plan.widths == (8,) and not plan.needs_confidence  # nothing to read: it is known
+    schedule = auto.schedule((copied(SURE),), (8,), None)
     assert schedule.lengths == (8,)
     cost = tables()["cpu-2-cores"]
     steps = cost.steps(1, 40, 8)
     assert schedule.predicted_seconds == pytest.approx(steps[8] + cost.overhead)  # no draft in it
-    assert auto.plan((foreseen(DOUBTFUL),)).widths[0] < 2
-
-
-def test_what_is_foreseen_is_not_taken_for_the_drafters_usual_worth() -> None:
-    auto = make_policy("auto", cost=tables()["linear"])
-    ring = auto.learner.history.ring(view())
-    before = ring.mean.tolist()
-    plan = auto.plan((foreseen(SURE),))
-    schedule = auto.schedule((foreseen(SURE),), plan.widths, None)
-    length = schedule.lengths[0]
-    auto.observe(
-        Outcome(
-            (foreseen(SURE),), plan.widths, schedule.lengths, (length,), (length + 1,),
-            (SURE[: plan.widths[0]],), 0.0, 0.1, 0.1,
-        )
-    )  # fmt: skip
-    assert auto.learner.history.ring(view()).mean.tolist() == before
-
-
-def test_one_row_copies_beside_one_that_drafts() -> None:
-    """The draft is paid at the length that the row which needs it may want."""
-    auto = make_policy("auto", cost=tables()["cpu-2-cores"])
-    cost = tables()["cpu-2-cores"]
-    rows = (foreseen(SURE, "a"), view("b"))
-    seconds = auto.learner.draft(rows, (8, 3), 8)
-    expected = cost.drafts("dspark", 2, 3)
-    assert seconds.tolist() == pytest.approx([*expected, *[expected[-1]] * 5])
-    assert not auto.learner.draft((foreseen(SURE),), (8,), 8).any()
-    gains = auto.learner.gains(rows[0])
-    assert len(gains) == 9 and (np.diff(gains) > 0).all()
+    assert auto.plan((copied(DOUBTFUL),)).widths[0] < 2
 
 
 def test_a_draft_for_one_row_must_be_worth_it_where_the_others_copy() -> None:
     """Nothing else is saved by not drafting: the copy is verified in any case."""
-    rows = (foreseen(SURE, "a"), view("b"))
+    rows = (copied(SURE, "a"), view("b"))
     for draft, drafts in ((0.001, True), (0.5, False)):
         cost = CostModel(
             {0: {1: {1: 0.1, 9: 0.15}, 2: {1: 0.1, 9: 0.15}}}, {"dspark": {2: {5: draft}}}
@@ -286,56 +263,13 @@ def test_a_draft_for_one_row_must_be_worth_it_where_the_others_copy() -> None:
         assert widths[0] == 8 and bool(widths[1]) == drafts
 
 
-def test_the_drafter_runs_for_all_its_rows_and_costs_as_much() -> None:
-    auto = make_policy("auto", cost=tables()["linear"])
-    cost = tables()["linear"]
-    pair = auto.learner.draft((foreseen(SURE, "a"), view("b")), (8, 5), 5)
-    assert pair.tolist() == pytest.approx(cost.drafts("dspark", 2, 5).tolist())
-
-
-def test_a_row_that_goes_without_a_draft_beside_copies_is_tried_again() -> None:
-    cost = CostModel({0: {2: {1: 0.1, 9: 0.15}}}, {"dspark": {2: {5: 0.07}}})
-    auto = make_policy("auto", cost=cost)
-    rows = (foreseen(SURE, "a"), view("b"))
-    drafted = [bool(auto.plan(rows).widths[1]) for _ in range(60)]
-    assert 0 < sum(drafted) < 6
-
-
 @pytest.mark.parametrize("cut", [{}, {"draft_length": 8}, {"p_survival_min": 0.01}], ids=str)
 def test_cuts_of_the_command_line_keep_what_is_foreseen(cut: dict[str, Any]) -> None:
     auto = make_policy("auto", cost=tables()["cpu-2-cores"], **cut)
-    plan = auto.plan((foreseen(SURE),))
+    plan = auto.plan((copied(SURE),))
     assert plan.widths == (8,)
-    known = (SURE,) if plan.look else None
-    assert auto.schedule((foreseen(SURE),), (8,), known).policy == "copy"
-
-
-def test_a_copy_is_never_priced_as_a_look() -> None:
-    cost = tables()["cpu-2-cores"]
-    cost.look = 0.0
-    auto = make_policy("auto", cost=cost)
-    for _ in range(20):  # blind rounds came out dearer than those that looked
-        auto.learner.correction.update(1, 9, False, 0.1, 0.13)
-        auto.learner.correction.update(1, 9, True, 0.1, 0.1)
-    plan = auto.plan((foreseen(SURE),))
-    schedule = auto.schedule((foreseen(SURE),), plan.widths, None)
-    blind = auto.learner.seconds((foreseen(SURE),), plan.widths, False, 8)
-    assert not plan.look and schedule.predicted_seconds == pytest.approx(blind[8])
-
-
-def test_copies_do_not_teach_what_drafted_rounds_cost() -> None:
-    auto = make_policy("auto")
-
-    def observe(row: RowView, seconds: float) -> None:
-        auto.observe(Outcome((row,), (4,), (4,), (4,), (5,), (SURE[:4],), 0.0, seconds, seconds))
-
-    observe(view(), 0.2)
-    for _ in range(5):
-        observe(foreseen(SURE), 0.1)
-    assert auto.learner.cost.samples(1, 5) == 1
-    auto = make_policy("auto")
-    observe(foreseen(SURE), 0.1)  # where no draft is ever made, copies are all there is to learn
-    assert auto.learner.cost.samples(1, 5) == 1
+    known = (SURE,) if plan.needs_confidence else None
+    assert auto.schedule((copied(SURE),), (8,), known).policy == "copy"
 
 
 def test_a_trace_is_read_without_its_copies() -> None:
@@ -350,27 +284,3 @@ def test_a_trace_is_read_without_its_copies() -> None:
     assert any(done.copied for done in ran.rounds)
     (script,) = from_trace(seen)
     assert script.block == 3
-
-
-@pytest.mark.parametrize("policy", ["fixed", "threshold"])
-def test_nothing_foreseen_now_promises_nothing_for_later(policy: str) -> None:
-    made = make_policy(policy)
-    assert made.plan((foreseen(()),)).plain_ahead == 0
-    assert made.plan((view(block=0),)).plain_ahead > 0
-
-
-def test_plain_rounds_are_promised_only_where_copies_are_rare() -> None:
-    cost = tables()["linear"]
-    cost.overlap = 0.05 * cost.seconds(1, 1)
-    auto = make_policy("auto", cost=cost)
-
-    def promised(row: RowView) -> int:
-        """Of a plan and a plain round after it."""
-        ahead = auto.plan((row,)).plain_ahead
-        auto.observe(Outcome((row,), (0,), (0,), (0,), (1,), ((),), 0.0, 0.05, 0.05))
-        return ahead
-
-    assert max([promised(foreseen(())) for _ in range(60)][-4:]) > 1
-    for _ in range(4):
-        promised(foreseen(SURE))
-    assert [promised(foreseen(())) for _ in range(4)] == [0] * 4

@@ -34,7 +34,7 @@ class Moody:
 
     def plan(self, rows: Sequence[RowView]) -> Plan:
         drafts = bool(self.rng.random() < 0.5)
-        return Plan(tuple(row.cap if drafts else 0 for row in rows), look=False)
+        return Plan(tuple(row.cap if drafts else 0 for row in rows), needs_confidence=False)
 
     def schedule(
         self,

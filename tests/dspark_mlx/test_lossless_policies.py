@@ -10,6 +10,7 @@ import pytest
 import toys
 from drafter_toys import toy_drafter
 
+from dspark_mlx.bench.simulator.tables import tables
 from dspark_mlx.draft.copying import CopyFirst
 from dspark_mlx.draft.dspark.pairing import attach_target
 from dspark_mlx.draft.dspark.proposer import DSparkProposer
@@ -19,7 +20,6 @@ from dspark_mlx.events import Finished, StepDone
 from dspark_mlx.model.target import Target
 from dspark_mlx.request import Cuts, Request, SamplingParams
 from dspark_mlx.schedule import POLICIES, make_policy
-from dspark_mlx.schedule.tables import tables
 
 TAPS = (-1, 0, 1)
 

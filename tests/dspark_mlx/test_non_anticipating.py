@@ -218,7 +218,7 @@ def test_policies_are_told_which_replies_no_decision_can_change(
         name = "listening"
 
         def plan(self, rows: Sequence[RowView]) -> Plan:
-            told.extend(row.pathwise for row in rows)
+            told.extend(row.schedule_invariant for row in rows)
             return Plan(tuple(row.cap for row in rows), False)
 
         def schedule(self, rows: Any, drafted: Sequence[int], confidence: Any) -> Schedule:
@@ -242,7 +242,7 @@ def test_what_a_proposer_declares_decides_and_not_its_name(samples_drafts: bool)
     plan = engine.policy.plan
     engine.policy.plan = lambda rows: views.extend(rows) or plan(rows)  # type: ignore[method-assign,func-returns-value]
     run(engine, Request("a", tokens=(0,), max_tokens=4, sampling=sampled(1)))
-    assert {view.pathwise for view in views} == {not samples_drafts}
+    assert {view.schedule_invariant for view in views} == {not samples_drafts}
 
 
 def test_distributions_come_with_independent_drafts_only() -> None:

@@ -207,7 +207,7 @@ def test_a_profile_prices_every_method_and_leaves_the_engine_as_it_was() -> None
     cost = profile_engine(subject, 0.5, told.append)
     assert cost.known and set(cost.draft) == {"dspark", "lookup"}
     assert all(set(table) >= {1, 2} for table in list(cost.step.values())[:1])
-    assert cost.overhead > 0.0 and cost.look >= 0.0
+    assert cost.overhead > 0.0 and cost.sync_overhead >= 0.0
     assert cost.overlap >= 0.0
     assert 0.0 < cost.plain(1) <= cost.seconds(1, 1) + cost.overhead
     progress = [event for event in told if isinstance(event, Loading)]

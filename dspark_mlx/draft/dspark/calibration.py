@@ -1,9 +1,9 @@
-"""The calibration stored beside a checkpoint: what it says and how it is applied.
+"""The calibration stored with a checkpoint, and how it is applied to confidences.
 
 ``calibration.json`` holds ``{"greedy": {"temperatures": [...], "offsets": [...],
-"peaks": [...]}, "sampled": {...}}``, one number a slot. Greedy rows and sampled rows accept by
-different rules, so a drafted token survives with different chances in them; a
-file with ``temperatures`` alone speaks of both. ``dspark calibrate`` writes it.
+"peaks": [...]}, "sampled": {...}}``, one number per slot. Greedy and sampled replies accept by
+different rules, so a draft token survives with different probability in them. A file that has
+``temperatures`` at its top applies to both. ``dspark calibrate`` writes the file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FILE = "calibration.json"
 class Scale:
     """Confidence logits of slot k become ``logit / temperatures[k] + offsets[k]``.
 
-    With ``peaks``, weights of how decided the drafter itself was, ``peaks[k]`` times the logit
-    of its largest probability is added. That is known before x_k is drawn.
+    With ``peaks``, ``peaks[k]`` times the logit of the drafter's largest probability at slot k is
+    added; that probability is known before x_k is drawn.
     """
 
     temperatures: tuple[float, ...]
@@ -37,15 +37,17 @@ class Scale:
 
 @dataclass(frozen=True)
 class DraftCalibration:
+    """A scale for greedy replies and one for sampled replies."""
+
     greedy: Scale
     sampled: Scale
 
     def apply(
         self, logits: mx.array, greedy: Sequence[bool], peaks: mx.array | None = None
     ) -> mx.array:
-        """Confidence logits ``(B, G)`` of rows that are greedy or not, calibrated.
+        """Calibrate confidence logits ``(B, G)``; ``greedy (B,)`` says which rows are greedy.
 
-        ``peaks (B, G)``: logits of the slots' largest probabilities, read where they are weighed.
+        ``peaks (B, G)`` are the logits of the slots' largest probabilities.
         """
         width = logits.shape[-1]
         scales = [self.greedy if row else self.sampled for row in greedy]
@@ -62,7 +64,7 @@ class DraftCalibration:
 
 
 def read_calibration(folder: Path, block_size: int) -> DraftCalibration | None:
-    """What ``calibration.json`` in ``folder`` says; None when there is no such file.
+    """The calibration in ``folder``; None when there is no ``calibration.json``.
 
     Raises ModelError for a file that does not fit a block of ``block_size``.
     """
@@ -95,11 +97,11 @@ def _scale(path: Path, data: Any, block: int) -> Scale:
         if len(values) != block:
             raise _bad(f"{path} holds {len(values)} {name} for a block of {block}")
     if not all(math.isfinite(t) and t > 0 for t in temperatures):
-        raise _bad(f"{path} holds a temperature that is not positive")
+        raise _bad(f"{path} holds a temperature that is not a positive number")
     if not all(map(math.isfinite, offsets)):
-        raise _bad(f"{path} holds an offset that is no number")
+        raise _bad(f"{path} holds an offset that is not finite")
     if not all(math.isfinite(p) and p >= 0 for p in peaks):
-        raise _bad(f"{path} holds a weight of peaks that is negative or no number")
+        raise _bad(f"{path} holds a weight of peaks that is negative or not finite")
     return Scale(temperatures, offsets, peaks)
 
 

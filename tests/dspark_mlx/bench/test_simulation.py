@@ -8,12 +8,12 @@ import pytest
 from decoding import make_engine, toy_target
 
 from dspark_mlx.bench import simulation
+from dspark_mlx.bench.simulator.reply_trace import synthetic
+from dspark_mlx.bench.simulator.tables import tables
 from dspark_mlx.draft.lookup import LookupProposer
 from dspark_mlx.errors import UsageError
 from dspark_mlx.events import to_json
 from dspark_mlx.request import Request
-from dspark_mlx.schedule.script import synthetic
-from dspark_mlx.schedule.tables import tables
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark_mlx.errors import UsageError
-from dspark_mlx.schedule.calibration import (
+from dspark_mlx.draft.dspark.calibration_fit import (
     LEAST_SLOPE,
     apply,
     auc,
@@ -18,6 +17,7 @@ from dspark_mlx.schedule.calibration import (
     reliability,
     sigmoid,
 )
+from dspark_mlx.errors import UsageError
 
 
 def blocks(n=4000, k=5, sharp=1.8, seed=0):

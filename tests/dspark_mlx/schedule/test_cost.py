@@ -1,5 +1,6 @@
 """Prices stay as measured, between points too, are never flat beyond them, and learn."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -7,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dspark_mlx.bench.simulator.tables import tables
 from dspark_mlx.errors import UsageError
 from dspark_mlx.events import from_json, to_json
-from dspark_mlx.schedule.correction import OnlineCorrection
 from dspark_mlx.schedule.cost import CostKey, CostModel
-from dspark_mlx.schedule.tables import tables
 
 STAIRCASE = {1: 1.0, 2: 1.0, 4: 1.0, 5: 1.8, 8: 1.9}
 POINTS = st.dictionaries(st.integers(1, 17), st.floats(1e-4, 10.0), min_size=1, max_size=8)
@@ -103,14 +103,22 @@ def test_json_round_trip_keeps_every_price_and_the_key():
         {0: {1: STAIRCASE}, 2048: {1: STAIRCASE, 2: {1: 1.5}}},
         {"dspark": {1: {7: 0.1}}},
         overhead=0.01,
-        look=0.002,
+        sync_overhead=0.002,
         key=key,
     )
     again = CostModel.from_json(model.to_json())
     assert (again.step, again.draft, again.key) == (model.step, model.draft, key)
-    assert (again.overhead, again.look, again.profiled) == (0.01, 0.002, True)
+    assert (again.overhead, again.sync_overhead, again.profiled) == (0.01, 0.002, True)
     event = model.to_event((1, 2), 4, "dspark")
     assert from_json(to_json(event)) == event and len(event.step_seconds[1]) == 5
+
+
+def test_a_table_of_an_older_version_is_read():
+    text = CostModel({0: {1: {1: 0.1}}}, sync_overhead=0.003).to_json()
+    old = json.loads(text)
+    old["look"] = old.pop("sync_overhead")
+    del old["overlap"]
+    assert CostModel.from_json(json.dumps(old)).sync_overhead == 0.003
 
 
 @pytest.mark.parametrize(
@@ -159,86 +167,3 @@ def test_a_profile_is_not_overwritten_by_rounds():
     model = CostModel({0: {1: {1: 1.0, 4: 2.0}}})
     model.learn(1, 4, 50.0)
     assert model.seconds(1, 4) == 2.0
-
-
-# -- online correction --------------------------------------------------------------------
-
-
-def feed(correction, rounds, factor, widths=(1, 5), rows=1, look=False):
-    for i in range(rounds):
-        width = widths[i % len(widths)]
-        correction.update(rows, width, look, 1.0, factor(width) if callable(factor) else factor)
-
-
-def test_a_slowdown_is_seen_and_forgotten_within_ten_rounds():
-    correction = OnlineCorrection()
-    feed(correction, 50, 1.0)
-    assert correction.factors(1, 7, False) == pytest.approx(1.0)
-    feed(correction, 10, 2.0)
-    assert correction.factors(1, 7, False) == pytest.approx(2.0, rel=0.1)
-    feed(correction, 10, 1.0)
-    assert correction.factors(1, 7, False) == pytest.approx(1.0, rel=0.1)
-
-
-def test_a_slowdown_of_wide_steps_alone_is_told_apart():
-    correction = OnlineCorrection()
-    feed(correction, 30, 1.0)
-    feed(correction, 12, lambda w: 1.0 if w == 1 else 2.0)
-    factors = correction.factors(1, 7, False)
-    assert factors[0] == pytest.approx(1.0, rel=0.1) and factors[4] == pytest.approx(2.0, rel=0.1)
-
-
-@pytest.mark.parametrize("outlier", [0.01, 100.0])
-def test_one_odd_round_moves_little(outlier):
-    correction = OnlineCorrection()
-    feed(correction, 20, 1.0)
-    feed(correction, 1, outlier)
-    assert correction.factors(1, 7, False) == pytest.approx(1.0, abs=0.15)
-
-
-@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 9), st.booleans(),
-                          st.floats(0.0, 1e3)), max_size=60))  # fmt: skip
-def test_the_correction_is_bounded(rounds):
-    correction = OnlineCorrection()
-    for rows, width, look, seconds in rounds:
-        correction.update(rows, width, look, 1.0, seconds)
-    for look in (False, True):
-        factors = correction.factors(2, 8, look)
-        assert np.all((factors >= 0.124) & (factors <= 8.001))
-
-
-@pytest.mark.parametrize("visited", [(1,), (3,), (8,)])
-def test_what_was_particular_under_load_does_not_outlast_it(visited):
-    """Load slows every width differently; widths not seen since must not keep its price."""
-    correction = OnlineCorrection()
-    feed(correction, 30, 1.0, widths=(1, 3, 8))
-    feed(correction, 80, lambda w: 1.2 + 0.2 * w, widths=(1, 3, 3, 8))
-    feed(correction, 15, 1.0, widths=visited)
-    for look in (False, True):
-        assert correction.factors(1, 7, look) == pytest.approx(1.0, rel=0.02)
-    assert correction.moves >= 2
-
-
-def test_what_a_profile_is_wrong_by_outlasts_another_state_of_the_device():
-    """A machine whose speed wanders must not unlearn it each time; a load must not teach it."""
-    correction, wrong = OnlineCorrection(), {1: 1.0, 3: 0.9, 8: 1.1}
-    feed(correction, 60, lambda w: wrong[w], widths=(1, 3, 8))
-    feed(correction, 12, lambda w: 1.2 * wrong[w], widths=(1,))
-    feed(correction, 12, lambda w: wrong[w], widths=(1,))
-    assert correction.moves == 2
-    factors = correction.factors(1, 7, False)
-    assert factors[7] / factors[0] == pytest.approx(1.1, rel=0.05)
-    assert factors[2] / factors[0] == pytest.approx(0.9, rel=0.05)
-
-
-def test_noise_does_not_count_as_another_state_of_the_device():
-    correction, rng = OnlineCorrection(), np.random.default_rng(0)
-    feed(correction, 500, lambda w: float(np.exp(0.05 * rng.normal())), widths=(1, 4, 7))
-    assert correction.moves == 0
-
-
-def test_a_wrong_spot_in_the_profile_is_learned():
-    correction = OnlineCorrection()
-    feed(correction, 200, lambda w: 1.5 if w == 5 else 1.0, widths=(1, 3, 5, 3))
-    factors = correction.factors(1, 7, False)
-    assert factors[4] == pytest.approx(1.5, rel=0.1) and factors[2] == pytest.approx(1.0, rel=0.1)

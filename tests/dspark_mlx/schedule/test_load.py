@@ -2,8 +2,8 @@
 
 import pytest
 
+from dspark_mlx.load_probe import probe, thermal_state
 from dspark_mlx.schedule.load import Host, LoadMonitor
-from dspark_mlx.schedule.load_probe import probe, thermal_state
 
 
 def test_the_fast_average_follows_and_the_slow_one_remembers():

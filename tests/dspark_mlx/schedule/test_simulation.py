@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from dspark_mlx.bench.simulator.reply_trace import DOMAINS, ReplyTrace, from_trace, synthetic
+from dspark_mlx.bench.simulator.simulate import fixed_length, in_hindsight, simulate
+from dspark_mlx.bench.simulator.tables import tables
 from dspark_mlx.errors import UsageError
 from dspark_mlx.events import Load, Memory, RowStep, StepDone, Token
 from dspark_mlx.request import Cuts
 from dspark_mlx.schedule import Auto, CostModel, EarlyStop, Fixed, Lagged, make_policy
-from dspark_mlx.schedule.script import DOMAINS, Script, from_trace, synthetic
-from dspark_mlx.schedule.simulate import fixed_length, in_hindsight, simulate
-from dspark_mlx.schedule.tables import tables
 
 TEXTS = ("chat", "code", "math", "mixed")
 BLOCK = 7
@@ -71,7 +71,7 @@ def test_auto_holds_for_rows_that_must_not_anticipate(table):
     for domain in TEXTS:
         text, world = scripts(domain, 2, tokens=400), tables()[table]
         best = max(r.tps for r in in_hindsight(text, world, 2).values())
-        auto = simulate(Auto(tables()[table]), text, world, concurrency=2, pathwise=False)
+        auto = simulate(Auto(tables()[table]), text, world, concurrency=2, schedule_invariant=False)
         assert auto.tps >= 0.97 * best
         assert "optimum" not in auto.rules
 
@@ -90,7 +90,7 @@ def steady(seed, tokens=2200):
     rng = np.random.default_rng(seed)
     chance = np.clip(rng.beta(6, 1, (tokens, 1)) - 0.02 * np.arange(BLOCK), 0.02, 0.98)
     accepted = rng.random(chance.shape) < chance
-    return Script("steady", chance, tuple(np.cumprod(accepted, axis=1).sum(axis=1).tolist()))
+    return ReplyTrace("steady", chance, tuple(np.cumprod(accepted, axis=1).sum(axis=1).tolist()))
 
 
 def lengths_under_load(table, concurrency, load):
@@ -123,7 +123,9 @@ def test_load_on_and_off_moves_the_length_within_15_rounds(table, concurrency, l
         assert during == pytest.approx(before, abs=1.0)
     elif before < 0.5:  # nothing paid before; nothing must under load
         assert during < 0.5
-    else:
+    else:  # one drift for all widths does not tell them apart: shorter, or plain, or as before
+        assert during < before + 0.1
+    if load == "wide steps, much" and before > 0.5:
         assert during < before - 0.4
 
 
@@ -153,7 +155,7 @@ def test_auto_without_a_profile_trims_nothing_before_it_has_measured():
     run = simulate(policy, text, tables()["cpu-2-cores"])
     measuring = run.rules.count("measure")
     assert run.widths[:measuring] == [0] * 3 + [2] * 3 + [4] * 3 + [7] * 3
-    assert set(run.rules[measuring:]) <= {"lagged", "plain", "probe"}  # a look has no price yet
+    assert "measure" not in run.rules[measuring:]
 
 
 @pytest.mark.parametrize("name", ["auto", "early-stop", "lagged"])
@@ -248,8 +250,8 @@ def test_a_policy_may_be_wrong_about_the_world_and_recovers():
 @pytest.mark.parametrize("concurrency", [1, 2, 4])
 def test_replies_that_draft_well_are_tried_whatever_those_before_them_lost(concurrency):
     world = tables()["m4-pro-quantised"]
-    hard = [Script("hard", np.full((300, 7), 0.3), (0,) * 300)] * concurrency
-    easy = [Script("easy", np.full((100, 7), 0.5), (2,) * 100)] * concurrency
+    hard = [ReplyTrace("hard", np.full((300, 7), 0.3), (0,) * 300)] * concurrency
+    easy = [ReplyTrace("easy", np.full((100, 7), 0.5), (2,) * 100)] * concurrency
     run = simulate(Auto(world), hard + easy, world, concurrency=concurrency)
     drafts = [width > 0 for width in run.widths[300:]]
     assert any(drafts[:5]) and sum(drafts) >= 0.8 * len(drafts)

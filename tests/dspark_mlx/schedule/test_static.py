@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dspark_mlx.errors import UsageError
 from dspark_mlx.request import Cuts
 from dspark_mlx.schedule import make_policy
-from dspark_mlx.schedule.cuts import stricter
+from dspark_mlx.schedule.limits import stricter
 from dspark_mlx.schedule.policy import RowView
 
 
@@ -33,14 +33,14 @@ def test_fixed_stops_at_the_reply_s_end():
     policy = make_policy("fixed", draft_length=4)
     rows = [row(), row(remaining=3), row(remaining=1), row(block=0), row(cuts=Cuts(draft_length=1))]
     plan = policy.plan(rows)
-    assert plan.widths == (4, 2, 0, 0, 1) and not plan.look
+    assert plan.widths == (4, 2, 0, 0, 1) and not plan.needs_confidence
     assert policy.schedule(rows, plan.widths, None).lengths == plan.widths
 
 
 def test_fixed_looks_only_when_a_row_asks_for_it():
     policy = make_policy("fixed", draft_length=4)
     rows = [row(), row(cuts=Cuts(p_min=0.5))]
-    assert policy.plan(rows).look
+    assert policy.plan(rows).needs_confidence
     done = policy.schedule(rows, [4, 4], [[0.1] * 4, [0.9, 0.8, 0.4, 0.9]])
     assert done.lengths == (4, 2)
     assert done.reasons[1] == "confidence 0.40 of token 3 is below 0.5"

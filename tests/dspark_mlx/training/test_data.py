@@ -11,7 +11,7 @@ from toys import VOCAB, ToyTokenizer
 
 from dspark_mlx.errors import UsageError
 from dspark_mlx.training import data
-from dspark_mlx.training.vocab import count_ids, hot_vocabulary
+from dspark_mlx.training.new_drafter import count_ids, draft_vocabulary
 
 TOKENIZER = ToyTokenizer()
 
@@ -124,11 +124,11 @@ def test_no_prompt_is_both_trained_on_and_held_out() -> None:
     assert samples[0].key not in {s.key for s in train + held}
 
 
-def test_the_hot_vocabulary_keeps_the_most_frequent_and_the_demanded() -> None:
-    sample = data.Sample(np.array([9, 5, 5, 5, 7, 7, 8]), 1, "k")
+def test_the_draft_vocabulary_keeps_the_most_frequent_and_the_demanded() -> None:
+    sample = data.TrainingSample(np.array([9, 5, 5, 5, 7, 7, 8]), 1, "k")
     counts = count_ids([sample], 12)
-    ids, covered = hot_vocabulary(counts, 3, always=[11])
+    ids, covered = draft_vocabulary(counts, 3, always=[11])
     assert ids.tolist() == [5, 7, 11]
     assert covered == pytest.approx(5 / 6)
     with pytest.raises(UsageError):
-        hot_vocabulary(counts, 13)
+        draft_vocabulary(counts, 13)

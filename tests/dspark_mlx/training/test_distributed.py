@@ -12,9 +12,9 @@ import pytest
 from toys import ToyTokenizer
 from training_toys import answers, chain_model, model_config, toy_options, write_jsonl
 
-from dspark_mlx.training import session
 from dspark_mlx.training.checkpoint import list_checkpoints, load_checkpoint
-from dspark_mlx.training.progress import read_log
+from dspark_mlx.training.run import train_drafter
+from dspark_mlx.training.run_log import read_log
 
 SCRIPT = """
 import sys
@@ -24,12 +24,12 @@ from pathlib import Path
 import mlx.core as mx
 from toys import ToyTokenizer
 from training_toys import chain_model, model_config, toy_options
-from dspark_mlx.training import session
+from dspark_mlx.training.run import train_drafter
 mx.set_default_device(mx.cpu)
 group = mx.distributed.init(strict=True, backend="ring")
 assert group.size() == 2
 model = chain_model()
-session.train(
+train_drafter(
     model, ToyTokenizer(), model_config(model), [Path({data!r})], Path({out!r}),
     toy_options(steps=8, validate_every=4), group=group, say=lambda text: None,
 )
@@ -56,7 +56,7 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
     model = chain_model()
     data = write_jsonl(tmp_path / "d.jsonl", answers(model, 60))
     alone = toy_options(steps=8, validate_every=4, accumulate=2)
-    session.train(
+    train_drafter(
         model, ToyTokenizer(), model_config(model), [data], tmp_path / "one", alone,
         say=lambda text: None,
     )  # fmt: skip

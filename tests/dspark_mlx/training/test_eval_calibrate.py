@@ -14,7 +14,6 @@ from training_toys import answers, chain_model, model_config, toy_options, write
 
 from dspark_mlx.commands import calibrate as calibrate_command
 from dspark_mlx.commands import eval as eval_command
-from dspark_mlx.commands.rounds import Prompt, Round, accepted_length, play, read_prompts
 from dspark_mlx.draft.dspark.calibration import read_calibration
 from dspark_mlx.draft.dspark.load import load_drafter
 from dspark_mlx.draft.dspark.proposer import DSparkProposer
@@ -22,14 +21,21 @@ from dspark_mlx.engine.engine import Engine
 from dspark_mlx.errors import UsageError
 from dspark_mlx.model.target import Target
 from dspark_mlx.schedule import Fixed
-from dspark_mlx.training import session
+from dspark_mlx.training.rounds import (
+    HeldOutPrompt,
+    PlayedRound,
+    accepted_length,
+    play,
+    read_prompts,
+)
+from dspark_mlx.training.run import train_drafter
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     model, out = chain_model(), tmp_path_factory.mktemp("run")
     data = write_jsonl(out / "d.jsonl", answers(model, 60))
-    session.train(
+    train_drafter(
         model, ToyTokenizer(), model_config(model), [data], out, toy_options(),
         say=lambda text: None,
     )  # fmt: skip
@@ -50,7 +56,8 @@ def toy_engine(trained: tuple[Any, Path]) -> Engine:
 
 
 PROMPTS = [
-    Prompt(({"role": "user", "content": f"q{i}xyz"},), ("math", "code")[i % 2]) for i in range(6)
+    HeldOutPrompt(({"role": "user", "content": f"q{i}xyz"},), ("math", "code")[i % 2])
+    for i in range(6)
 ]
 
 
@@ -78,7 +85,7 @@ def test_the_summary_covers_domains_temperatures_and_positions(trained: tuple[An
     json.dumps(result, allow_nan=False)
 
 
-def overconfident(count: int, seed: int) -> list[Round]:
+def overconfident(count: int, seed: int) -> list[PlayedRound]:
     """Blocks whose confidences are pushed twice too far from one half."""
     rng = np.random.default_rng(seed)
     rounds = []
@@ -89,7 +96,7 @@ def overconfident(count: int, seed: int) -> list[Round]:
         accepted = int(np.logical_and.accumulate(stood).sum())
         values = tuple(map(float, told))
         survival = tuple(map(float, np.cumprod(told)))
-        rounds.append(Round("math", 0.0, values, survival, 3, accepted, accepted + 1))
+        rounds.append(PlayedRound("math", 0.0, values, survival, 3, accepted, accepted + 1))
     return rounds
 
 
@@ -109,7 +116,7 @@ def test_calibration_lowers_the_error_on_rounds_it_did_not_see(tmp_path: Path) -
 
 
 def test_how_decided_the_drafter_was_is_weighed_where_it_tells_more(tmp_path: Path) -> None:
-    def decided(count: int, seed: int, worth: float) -> list[Round]:
+    def decided(count: int, seed: int, worth: float) -> list[PlayedRound]:
         rng = np.random.default_rng(seed)
         out = []
         for _ in range(count):
@@ -119,7 +126,7 @@ def test_how_decided_the_drafter_was_is_weighed_where_it_tells_more(tmp_path: Pa
             accepted = int(np.logical_and.accumulate(stood).sum())
             survival = tuple(map(float, np.cumprod(told)))
             values, seen = tuple(map(float, told)), tuple(map(float, peaks))
-            out.append(Round("chat", 0.0, values, survival, 3, accepted, accepted + 1, seen))
+            out.append(PlayedRound("chat", 0.0, values, survival, 3, accepted, accepted + 1, seen))
         return out
 
     tested = decided(4000, 2, 1.2)
@@ -146,14 +153,14 @@ def test_how_decided_the_drafter_was_is_weighed_where_it_tells_more(tmp_path: Pa
 def test_greedy_and_sampled_replies_are_calibrated_apart() -> None:
     """One kind has its tokens accepted more often than told, the other less."""
 
-    def shifted(by: float, temperature: float, seed: int) -> list[Round]:
+    def shifted(by: float, temperature: float, seed: int) -> list[PlayedRound]:
         rng = np.random.default_rng(seed)
         out = []
         for _ in range(3000):
             odds = rng.normal(0.0, 1.0)
             told = float(1 / (1 + np.exp(-odds)))
             stood = int(rng.random() < 1 / (1 + np.exp(-odds - by)))
-            out.append(Round("chat", temperature, (told,), (told,), 1, stood, stood + 1))
+            out.append(PlayedRound("chat", temperature, (told,), (told,), 1, stood, stood + 1))
         return out
 
     fitted = shifted(0.8, 0.0, 1) + shifted(-0.8, 0.7, 2)
@@ -171,7 +178,9 @@ def test_greedy_and_sampled_replies_are_calibrated_apart() -> None:
 def test_a_fit_that_does_not_hold_on_the_other_half_is_not_kept() -> None:
     fitted = overconfident(400, 1)
     honest = [
-        Round("math", 0.0, (0.5,) * 3, (0.5, 0.25, 0.125), 3, int(accepted), int(accepted) + 1)
+        PlayedRound(
+            "math", 0.0, (0.5,) * 3, (0.5, 0.25, 0.125), 3, int(accepted), int(accepted) + 1
+        )
         for accepted in np.cumprod(np.random.default_rng(3).random((3000, 3)) < 0.5, 1).sum(1)
     ]
     part = calibrate_command.calibrate(fitted, honest, 3)["greedy"]
@@ -204,7 +213,9 @@ def test_too_few_rounds_are_refused() -> None:
 def test_a_stored_calibration_is_loaded_with_the_drafter(trained: tuple[Any, Path]) -> None:
     model, out = trained
     rounds = [
-        Round(r.domain, r.temperature, (*r.confidence, 0.5), (*r.survival, 0.2), 4, r.accepted, 1)
+        PlayedRound(
+            r.domain, r.temperature, (*r.confidence, 0.5), (*r.survival, 0.2), 4, r.accepted, 1
+        )
         for r in overconfident(400, 3)
     ]
     calibrate_command.write(out, calibrate_command.calibrate(rounds, rounds, 4), rounds)

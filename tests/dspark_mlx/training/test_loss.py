@@ -1,4 +1,4 @@
-"""The loss by hand: its gradient, the mass outside a hot vocabulary, and odd inputs."""
+"""The loss by hand: its gradient, the mass outside a draft vocabulary, and odd inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from dspark_mlx.training.loss import divergences, dspark_loss
-from dspark_mlx.training.options import LossWeights
+from dspark_mlx.training.train_options import LossWeights
 
 
 def inputs(seed: int = 0, slots: int = 7, vocab: int = 11) -> tuple[mx.array, mx.array, mx.array]:
@@ -37,7 +37,7 @@ def test_the_gradient_by_hand_is_the_automatic_one() -> None:
     assert gap.item() < 1e-5
 
 
-def test_mass_outside_the_hot_vocabulary_counts_as_rejected() -> None:
+def test_mass_outside_the_draft_vocabulary_counts_as_rejected() -> None:
     logits, teacher, labels = inputs()
     _, variation = divergences(logits, teacher, labels)
     draft = np.array(mx.softmax(logits, axis=-1))

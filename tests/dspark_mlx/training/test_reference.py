@@ -14,8 +14,8 @@ from mlx.utils import tree_flatten
 from dspark_mlx.draft.dspark.load import load_drafter
 from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.training.blocks import Blocks, make_blocks
-from dspark_mlx.training.loss import Losses, dspark_loss, expected_accepted, slot_weights
-from dspark_mlx.training.options import LossWeights
+from dspark_mlx.training.loss import Losses, dspark_loss, slot_decay
+from dspark_mlx.training.train_options import LossWeights
 
 TOLERANCE = 1e-4
 
@@ -46,7 +46,7 @@ def losses_of(drafter: Drafter, reference: dict[str, mx.array], blocks: Blocks) 
         None if out.confidence_logits is None else out.confidence_logits.reshape(-1),
         mx.stop_gradient(placed.reshape(-1, vocab)),
         mx.array(blocks.labels.reshape(-1)),
-        slot_weights(mx.array(blocks.valid), 4.0).reshape(-1),
+        mx.array((blocks.valid * slot_decay(blocks.valid.shape[-1], 4.0)).reshape(-1)),
         LossWeights(),
     )
 
@@ -70,8 +70,9 @@ def test_the_three_losses_are_the_references(name: str) -> None:
         (losses.total, "loss"),
     ):
         assert abs(ours.item() - reference[f"train.{key}"].item()) < TOLERANCE, key
-    valid = mx.array(blocks.valid)
-    tau = expected_accepted(losses.accept.reshape(valid.shape), valid).item()
+    # The expected accepted length: survival summed along each block, plus the target's token.
+    accept = np.array(losses.accept).reshape(blocks.valid.shape) * blocks.valid
+    tau = 1 + np.cumprod(accept, axis=-1).sum() / blocks.valid[..., 0].sum()
     assert abs(tau - reference["train.tau_probabilistic"].item()) < TOLERANCE
 
 

@@ -11,13 +11,13 @@ from mlx.utils import tree_map
 from toys import EOS, ToyTokenizer, plain_greedy
 from training_toys import chain_model, model_config
 
-from dspark_mlx.commands.rollout import answer
 from dspark_mlx.engine.engine import Engine
 from dspark_mlx.errors import UsageError
 from dspark_mlx.events import Finished
 from dspark_mlx.model.target import Target
 from dspark_mlx.schedule import Off
 from dspark_mlx.training.data import Record, parse
+from dspark_mlx.training.rollout import answer
 
 
 def engine_of(model: Any) -> Engine:

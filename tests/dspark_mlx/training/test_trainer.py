@@ -20,12 +20,18 @@ from dspark_mlx.commands import train as command
 from dspark_mlx.draft.dspark.load import load_drafter
 from dspark_mlx.errors import ModelError, UsageError
 from dspark_mlx.model.target import Target
-from dspark_mlx.training import checkpoint, session
-from dspark_mlx.training.checkpoint import list_checkpoints, load_checkpoint
-from dspark_mlx.training.options import LossWeights, TrainOptions
-from dspark_mlx.training.progress import read_log
-from dspark_mlx.training.run_state import RunState, TrainingError, model_fingerprint
+from dspark_mlx.training import checkpoint
+from dspark_mlx.training.checkpoint import (
+    RunState,
+    TrainingError,
+    list_checkpoints,
+    load_checkpoint,
+    model_fingerprint,
+)
+from dspark_mlx.training.run import train_drafter
+from dspark_mlx.training.run_log import read_log
 from dspark_mlx.training.step import StepComputer
+from dspark_mlx.training.train_options import LossWeights, TrainOptions
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +48,7 @@ def run(
     model: Any, corpus: Path, out: Path, options: TrainOptions | None = None, **more: Any
 ) -> tuple[RunState, list[str]]:
     said: list[str] = []
-    state = session.train(
+    state = train_drafter(
         model,
         ToyTokenizer(),
         model_config(model),
@@ -102,14 +108,27 @@ def test_the_command_takes_the_shape_of_the_drafter_it_starts_from(
     parser = argparse.ArgumentParser()
     command.configure(parser)
     base = ["--model", "m", "--data", "d", "--out", "o", "--start-from", str(tmp_path)]
-    shape = command.shape_of(parser.parse_args(base))
-    assert (shape["layers"], shape["block"], shape["rank"], shape["draft_vocab"]) == (1, 4, 16, 80)
-    assert command.shape_of(parser.parse_args([*base, "--block", "4"])) == shape
+    shape = command.train_options(parser.parse_args(base))
+    assert (shape.layers, shape.block, shape.rank, shape.draft_vocab) == (1, 4, 16, 80)
+    assert command.train_options(parser.parse_args([*base, "--block", "4"])) == shape
     for flag, value in (("--block", "5"), ("--draft-vocab", "0"), ("--head", "rnn")):
         with pytest.raises(UsageError, match=flag):
-            command.shape_of(parser.parse_args([*base, flag, value]))
+            command.train_options(parser.parse_args([*base, flag, value]))
     with pytest.raises(ModelError, match="no drafter folder"):
-        command.shape_of(parser.parse_args([*base[:-1], str(tmp_path / "absent")]))
+        command.train_options(parser.parse_args([*base[:-1], str(tmp_path / "absent")]))
+
+
+def test_every_option_with_a_help_text_has_a_flag() -> None:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    base = ["--model", "m", "--data", "d", "--out", "o"]
+    assert command.train_options(parser.parse_args(base)) == TrainOptions()
+    flags = "--taps=-1,9 --draft-vocab 0 --loss-weights 1,0.5,0 --lr 1e-4 --init random"
+    options = command.train_options(parser.parse_args([*base, *flags.split()]))
+    loss = LossWeights(1.0, 0.5, 0.0)
+    assert options == TrainOptions(
+        taps=(-1, 9), draft_vocab=None, loss=loss, lr=1e-4, init="random"
+    )
 
 
 @pytest.mark.parametrize("head", ["gated", "rnn"])
@@ -256,17 +275,12 @@ def test_ctrl_c_saves_and_ends_after_the_step(
     ]
 
 
-def test_layers_start_as_the_targets_last(model: Any) -> None:
-    from dspark_mlx.training.init import build_drafter, new_config, spread_taps
+def test_taps_are_spread_and_the_targets_own_weights_are_not_trained(model: Any) -> None:
+    from dspark_mlx.training.new_drafter import build_drafter, new_config, spread_taps
 
     target = Target(model, model_config(model))
-    shape = new_config(
-        target, layers=1, taps=(1,), block=4, head="vanilla", rank=4, mask_token_id=0
-    )
-    drafter = build_drafter(shape, target, None, seed=0, init="target")
-    last = model.layers[-1]
-    assert mx.array_equal(drafter.layers[0].mlp.up_proj.weight, last.mlp.up_proj.weight)
-    assert mx.array_equal(drafter.norm.weight, target.norm.weight)
+    shape = new_config(target, toy_options(taps=(1,)), mask_token_id=0)
+    drafter = build_drafter(shape, target, None, seed=0)
     trained = dict(tree_flatten(drafter.trainable_parameters()))
     assert not any(name.startswith(("embed_tokens", "lm_head")) for name in trained)
     assert spread_taps(30, 3) == (1, 14, 27)
@@ -276,18 +290,18 @@ def test_layers_start_as_the_targets_last(model: Any) -> None:
 
 def test_batches_hold_every_sample_once_within_the_limit() -> None:
     from dspark_mlx.training.blocks import plan_batches
-    from dspark_mlx.training.data import Sample
+    from dspark_mlx.training.data import TrainingSample
 
     rng = np.random.default_rng(0)
-    samples = [Sample(np.zeros(n, np.int32), 1, "k") for n in rng.integers(5, 60, 300)]
+    samples = [TrainingSample(np.zeros(n, np.int32), 1, "k") for n in rng.integers(5, 60, 300)]
     batches = plan_batches(samples, 128, np.random.default_rng(1))
     assert sorted(i for b in batches for i in b) == list(range(300))
     assert all(len(b) * max(len(samples[i]) for i in b) <= 128 for b in batches)
 
 
 def test_the_first_table_says_what_follows_what() -> None:
-    from dspark_mlx.training.bigrams import bigram_factors
-    from dspark_mlx.training.data import Sample
+    from dspark_mlx.training.data import TrainingSample
+    from dspark_mlx.training.initial_weights import bigram_factors
 
     rng = np.random.default_rng(0)
     follow = rng.permutation(20) + 4  # token t is followed by follow[t - 4], nine times in ten
@@ -297,11 +311,11 @@ def test_the_first_table_says_what_follows_what() -> None:
         for _ in range(60):
             sure = rng.random() < 0.9
             text.append(int(follow[text[-1] - 4]) if sure else int(rng.integers(4, 24)))
-        samples.append(Sample(np.array(text, np.int32), 1, "k"))
-    hot = np.arange(4, 24)
-    w1, w2 = bigram_factors(samples, 30, hot, 20)
+        samples.append(TrainingSample(np.array(text, np.int32), 1, "k"))
+    ids = np.arange(4, 24)
+    w1, w2 = bigram_factors(samples, 30, ids, 20)
     assert w1.shape == (30, 20) and w2.shape == (20, 20)
-    said = hot[(w1 @ w2.T).argmax(-1)]
+    said = ids[(w1 @ w2.T).argmax(-1)]
     assert np.array_equal(said[4:24], follow)
     assert np.isfinite(w1).all() and np.isfinite(w2).all()
     unseen = w1[0]  # shares the row of tokens in general
@@ -336,7 +350,7 @@ def test_a_full_or_partial_feature_cache_gives_the_same_features(
 
 
 def test_muon_takes_the_matrices_and_adamw_the_rest(model: Any) -> None:
-    from dspark_mlx.training.optimizer import is_matrix
+    from dspark_mlx.training.step import is_matrix
 
     two, one = mx.zeros((2, 2)), mx.zeros((2,))
     assert is_matrix("layers.0.mlp.up_proj.weight", two) and is_matrix("fc.weight", two)
@@ -359,19 +373,16 @@ def test_both_optimizers_resume_exactly(
     assert all(mx.array_equal(weights[k], again[k]).item() for k in weights)
 
 
-def test_recency_begins_by_looking_at_the_last_positions() -> None:
+def test_attention_begins_at_the_previous_positions() -> None:
     from toys import llama_toy, prompt
 
-    from dspark_mlx.training.init import build_drafter, new_config
+    from dspark_mlx.training.new_drafter import build_drafter, new_config
 
     model = llama_toy(1)
     target = Target(model, model_config(model))
-    shape = new_config(
-        target, layers=1, taps=(0, 1), block=3, head="vanilla", rank=4, mask_token_id=0,
-        attention_bias=True,
-    )  # fmt: skip
+    shape = new_config(target, toy_options(taps=(0, 1), block=3, rank=4), mask_token_id=0)
     sample = mx.array([prompt(60, seed=i) for i in range(8)])
-    drafter = build_drafter(shape, target, None, seed=0, init="recency", sample=sample)
+    drafter = build_drafter(shape, target, None, seed=0, text=sample)
     _, features, _ = target.forward_training(sample[:1], [0, 1])
     attention = drafter.layers[0].self_attn
     anchor = 40

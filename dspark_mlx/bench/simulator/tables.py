@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .cost import CostModel, Points
+from ...schedule.cost import CostModel, Points
 
 MAX_ROWS = 8
 MAX_WIDTH = 17
@@ -19,7 +19,7 @@ STEP = 0.025
 
 
 def by_tokens(
-    price: Callable[[int], float], draft: float, *, overhead: float = 0.0005, look: float = 0.0
+    price: Callable[[int], float], draft: float, *, overhead: float = 0.0005, sync: float = 0.0
 ) -> CostModel:
     """``price(n)`` seconds for n tokens in all; ``draft`` seconds for one row's block of 8.
 
@@ -32,7 +32,7 @@ def by_tokens(
         r: {b: draft * (0.72 + 0.22 * b / 8 + 0.06 * r * b / 8) for b in range(1, MAX_WIDTH)}
         for r in rows
     }
-    return CostModel({0: step}, {"dspark": drafts}, overhead=overhead, look=look)
+    return CostModel({0: step}, {"dspark": drafts}, overhead=overhead, sync_overhead=sync)
 
 
 def through(points: Points) -> Callable[[int], float]:
@@ -53,9 +53,9 @@ M4_PRO: Points = {1: STEP, 4: 1.47 * STEP, 8: 2.69 * STEP}
 def tables() -> dict[str, CostModel]:
     """All of them by name, newly made."""
     return {
-        "flat": by_tokens(lambda n: STEP, 0.15 * STEP, look=0.02 * STEP),
-        "linear": by_tokens(lambda n: STEP * n, 0.15 * STEP, look=0.02 * STEP),
-        "cliff-after-4": by_tokens(_cliff, 0.15 * STEP, look=0.02 * STEP),
-        "m4-pro-quantised": by_tokens(through(M4_PRO), 0.15 * STEP, look=0.02 * STEP),
-        "cpu-2-cores": by_tokens(through(CPU_2_CORES), 0.016, overhead=0.001, look=0.001),
+        "flat": by_tokens(lambda n: STEP, 0.15 * STEP, sync=0.02 * STEP),
+        "linear": by_tokens(lambda n: STEP * n, 0.15 * STEP, sync=0.02 * STEP),
+        "cliff-after-4": by_tokens(_cliff, 0.15 * STEP, sync=0.02 * STEP),
+        "m4-pro-quantised": by_tokens(through(M4_PRO), 0.15 * STEP, sync=0.02 * STEP),
+        "cpu-2-cores": by_tokens(through(CPU_2_CORES), 0.016, overhead=0.001, sync=0.001),
     }

@@ -1,8 +1,8 @@
 """The target's own answers to prompts: what a drafter is trained on.
 
 Appends to a jsonl file and goes on where an earlier run stopped. A prompt with
-further turns becomes one sample a turn, each with the answers before it, which
-also makes the long contexts.
+further turns becomes one sample per turn, each with the answers before it; these
+are the long contexts.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from ..engine.engine import Engine
 from ..errors import DsparkError, UsageError
 from ..events import Finished, StepDone
 from ..request import Request, SamplingParams
-
-if TYPE_CHECKING:
-    from ..engine.engine import Engine
-    from ..training.data import Record
+from .checkpoint import model_fingerprint
+from .data import Record, parse
 
 EVERY_SECONDS = 10.0  # between lines of progress
 
 
 @dataclass
 class _Job:
-    """One conversation on its way: ``turn`` counts the answers already given."""
+    """A conversation being answered; ``turn`` counts the answers already given."""
 
     record: Record
     temperature: float
@@ -46,31 +45,29 @@ def answer(
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Answer every record in ``out``, temperatures in turn; returns the tokens made now.
+    """Answer every record, into ``out``, with ``temperatures`` in turn. Returns the tokens made.
 
-    A conversation that is there twice is answered once; one that cannot be answered (its prompt
-    does not fit, say) is named and left out. Interrupting loses only the answers being made.
+    A conversation that is given twice is answered once. One that cannot be answered (its prompt
+    may be too long) is named and left out. Interrupting loses only the answers being made.
     Raises UsageError when ``out`` cannot be written, is damaged or holds another model's answers.
     """
-    from ..training.run_state import model_fingerprint
-
     model = model_fingerprint(engine.target.model)
     have = _Answered(out, model)
-    unlike = list({record.identity: record for record in records}.values())
+    distinct = list({record.identity: record for record in records}.values())
     waiting = [
         _Job(record, temperatures[i % len(temperatures)], list(record.messages))
-        for i, record in enumerate(unlike)
+        for i, record in enumerate(distinct)
         if not have.all_of(record)
     ]
     total = len(waiting)
-    if total < len(unlike):
-        say(f"{len(unlike) - total} of {len(unlike)} prompts are answered already")
+    if total < len(distinct):
+        say(f"{len(distinct) - total} of {len(distinct)} prompts are answered already")
     begin = said = time.monotonic()
     made = finished = 0
     jobs: dict[str, _Job] = {}
 
     def start(job: _Job) -> bool:
-        """Ask for the answer of its next turn; False where it cannot be had."""
+        """Ask for the answer to its next turn; False if the engine refuses it."""
         try:
             jobs[_submit(engine, job, max_tokens, seed)] = job
         except DsparkError as error:
@@ -84,10 +81,9 @@ def answer(
                 finished += not start(waiting.pop(0))
             for event in engine.step():
                 if isinstance(event, StepDone):
-                    for row in event.rows:
-                        ids = [token.id for token in row.tokens]
-                        jobs[row.request_id].tokens += ids
-                        made += len(ids)
+                    for step in event.rows:
+                        jobs[step.request_id].tokens += [token.id for token in step.tokens]
+                        made += len(step.tokens)
                 elif isinstance(event, Finished):
                     job = jobs.pop(event.request_id)
                     if event.reason == "error":
@@ -95,7 +91,9 @@ def answer(
                         finished += 1
                         continue
                     row = _row(job, event, engine.tokenizer)
-                    more = event.reason == "stop" and _go_on(job, row["response"]) and start(job)
+                    more = (
+                        event.reason == "stop" and _next_turn(job, row["response"]) and start(job)
+                    )
                     finished += not more
                     if not have.turn_of(job.record, row["turn"]):
                         row |= {"last": not more, "target": model}
@@ -155,8 +153,8 @@ def _row(job: _Job, event: Finished, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _go_on(job: _Job, answer: str) -> bool:
-    """Put the next turn behind the answer; False where there is none."""
+def _next_turn(job: _Job, answer: str) -> bool:
+    """Append the answer and the user's next turn; False if there is none."""
     if job.turn >= len(job.record.later_turns):
         return False
     job.messages = [
@@ -169,14 +167,12 @@ def _go_on(job: _Job, answer: str) -> bool:
 
 
 class _Answered:
-    """What is in ``out`` already. Half a line at its end, of a run that was killed, is cut off."""
+    """The answers that ``out`` holds. Half a line at its end, of a killed run, is cut off."""
 
     def __init__(self, out: Path, model: str) -> None:
-        from ..training.data import parse
-
-        self._model_lock: set[tuple[str, int]] = set()
+        self._turns: set[tuple[str, int]] = set()
         self._whole: set[str] = set()  # conversations whose last answer is there
-        self._openings: set[str] = set()  # the same, of lines that name no record
+        self._openings: set[str] = set()  # the same for lines that name no record, by their key
         if not out.exists():
             return
         data = out.read_bytes()
@@ -195,7 +191,7 @@ class _Answered:
             if name is None and last:
                 self._openings.add(record.key)
             elif name is not None:
-                self._model_lock.add((name, row.get("turn", 0)))
+                self._turns.add((name, row.get("turn", 0)))
                 if last:
                     self._whole.add(name)
         if whole < len(data):
@@ -206,7 +202,7 @@ class _Answered:
         return record.identity in self._whole or record.key in self._openings
 
     def turn_of(self, record: Record, turn: int) -> bool:
-        return (record.identity, turn) in self._model_lock
+        return (record.identity, turn) in self._turns
 
 
 def _append(out: Path) -> TextIO:

@@ -1,6 +1,6 @@
 """What a drafter would have proposed at every position of a reply, known in advance.
 
-A ``Script`` answers for each text position which confidences a draft made there
+A ``ReplyTrace`` answers for each text position which confidences a draft made there
 carries and how many of its tokens the target would accept, so that policies
 which advance differently meet the same text. Made from a recorded trace, or
 synthetic: difficulty wanders along the text, acceptance falls with the distance
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import UsageError
-from ..events import Event, RowStep, StepDone
-from .calibration import Floats, sigmoid
+from ...draft.dspark.calibration_fit import Floats, sigmoid
+from ...errors import UsageError
+from ...events import Event, RowStep, StepDone
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ReplyTrace:
     """``confidence (T, K)`` and ``accepts (T,)``: of a full draft at each of T positions."""
 
     domain: str
@@ -59,7 +59,7 @@ OVERCONFIDENT = 1.25  # how much too steep the raw confidences are
 NOISE = 0.5  # deviation of a confidence's logit from the truth's
 
 
-def synthetic(domain: str, tokens: int, block: int, seed: int) -> Script:
+def synthetic(domain: str, tokens: int, block: int, seed: int) -> ReplyTrace:
     """A reply of ``tokens`` tokens. ``mixed`` changes domain every 60 tokens or so."""
     if domain != "mixed" and domain not in DOMAINS:
         raise UsageError(f"no domain {domain!r}", f"choose one of {', '.join(DOMAINS)} or mixed")
@@ -88,11 +88,11 @@ def synthetic(domain: str, tokens: int, block: int, seed: int) -> Script:
     accepted = rng.random((tokens, block)) < sigmoid(truth)
     raw = OVERCONFIDENT * (truth + NOISE * rng.normal(size=truth.shape)) + 0.2
     accepts = np.cumprod(accepted, axis=1).sum(axis=1)
-    return Script(domain, sigmoid(raw), tuple(int(a) for a in accepts))
+    return ReplyTrace(domain, sigmoid(raw), tuple(int(a) for a in accepts))
 
 
-def from_trace(events: Iterable[Event], seed: int = 0) -> list[Script]:
-    """One script per recorded reply that drafted, from the ``StepDone`` events of a trace.
+def from_trace(events: Iterable[Event], seed: int = 0) -> list[ReplyTrace]:
+    """One trace per recorded reply that drafted, from the ``StepDone`` events of a trace.
 
     A position between two recorded rounds is answered by the round before it; those
     that copied in a drafter's place say nothing of it and are left out.
@@ -135,7 +135,7 @@ def _check(row: RowStep) -> None:
         raise UsageError(f"the trace has a token at position {row.position}, beyond {LONGEST:,}")
 
 
-def _script(name: str, rounds: list[tuple[int, tuple[float, ...], int]]) -> Script:
+def _script(name: str, rounds: list[tuple[int, tuple[float, ...], int]]) -> ReplyTrace:
     block = max(len(c) for _, c, _ in rounds)
     first, last = rounds[0][0], rounds[-1][0] + rounds[-1][2] + 1
     confidence = np.zeros((last - first, block))
@@ -145,4 +145,4 @@ def _script(name: str, rounds: list[tuple[int, tuple[float, ...], int]]) -> Scri
         for t in range(position - first, until - first):
             confidence[t, : len(c)] = c
             accepts[t] = accepted
-    return Script(name, confidence, tuple(accepts))
+    return ReplyTrace(name, confidence, tuple(accepts))

@@ -1,4 +1,4 @@
-"""Runs a policy over scripts on a cost table: a whole benchmark in milliseconds.
+"""Serve replies with a policy on a cost table: a whole benchmark in milliseconds.
 
 The policy sees exactly what the engine would show it: views, drafts,
 confidences, outcomes and times. The world's prices may differ from those the
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..request import Cuts
-from .cost import CostModel
-from .policy import Outcome, Policy, RowView
-from .script import Script
+from ...request import Cuts
+from ...schedule.cost import CostModel
+from ...schedule.policy import Outcome, Policy, RowView
+from .reply_trace import ReplyTrace
 
 Slowdown = Callable[[int, int], float]  # (round, widest) -> factor on that round's step
 
@@ -42,21 +42,21 @@ class Result:
 @dataclass(slots=True)
 class _Row:
     name: str
-    script: Script
+    reply: ReplyTrace
     position: int = 0
 
     @property
     def remaining(self) -> int:
-        return len(self.script.accepts) - self.position
+        return len(self.reply.accepts) - self.position
 
 
 def simulate(
     policy: Policy,
-    scripts: Sequence[Script],
+    scripts: Sequence[ReplyTrace],
     world: CostModel,
     *,
     concurrency: int = 1,
-    pathwise: bool = True,
+    schedule_invariant: bool = True,
     calibrated: bool = True,
     cuts: Cuts | None = None,
     method: str = "dspark",
@@ -76,7 +76,6 @@ def simulate(
     active: list[_Row] = []
     result = Result()
     cuts = cuts or Cuts()
-    promised, names = 0, [""]
     while waiting or active:
         while waiting and len(active) < concurrency:
             active.append(waiting.pop())
@@ -84,30 +83,21 @@ def simulate(
             break
         views = tuple(
             RowView(
-                row.name, method, row.script.block, row.remaining, row.position, pathwise,
+                row.name, method, row.reply.block, row.remaining, row.position, schedule_invariant,
                 calibrated, cuts,
             )
             for row in active
         )  # fmt: skip
-        if promised < 1 or names != [row.name for row in active]:
-            plan = policy.plan(views)
-            ahead = plan.plain_ahead > 0 and world.overlap > 0.0  # as the engine begins them
-            promised = plan.plain_ahead + 1 if ahead and not any(plan.widths) else 0
-            names = [row.name for row in active]
-            asked = True
-        else:
-            asked = False
-        promised -= 1
+        plan = policy.plan(views)
         drafted = tuple(min(w, v.block) for w, v in zip(plan.widths, views, strict=True))
         confidence = tuple(
-            tuple(row.script.confidence[row.position, :n].tolist())
+            tuple(row.reply.confidence[row.position, :n].tolist())
             for row, n in zip(active, drafted, strict=True)
         )
-        look = plan.look and any(drafted)
-        if asked:
-            schedule = policy.schedule(views, drafted, confidence if look else None)
+        reads = plan.needs_confidence and any(drafted)
+        schedule = policy.schedule(views, drafted, confidence if reads else None)
         accepted = tuple(
-            min(n, row.script.accepts[row.position])
+            min(n, row.reply.accepts[row.position])
             for row, n in zip(active, schedule.lengths, strict=True)
         )
         committed = tuple(
@@ -117,14 +107,13 @@ def simulate(
         count = len(active)
         drafting = sum(1 for n in drafted if n)
         context = max(v.context for v in views)
-        overlapped = ahead and not any(drafted)
-        if overlapped:
-            step = world.plain(count, context)
-        else:
+        if any(drafted):
             step = world.seconds(count, widest + 1, context) + world.overhead
+        else:
+            step = world.plain(count, context)
         if slowdown is not None:
             step *= slowdown(len(result.widths), widest)
-        draft = float(world.drafts(method, drafting, most)[most]) + world.look * look
+        draft = float(world.drafts(method, drafting, most)[most]) + world.sync_overhead * reads
         shake = float(np.exp(jitter * rng.normal())) if jitter else 1.0
         seconds = (step + draft) * shake
         for row, n in zip(active, committed, strict=True):
@@ -142,8 +131,7 @@ def simulate(
         policy.observe(
             Outcome(
                 views, drafted, schedule.lengths, accepted, committed, confidence,
-                draft * shake if look else 0.0, step * shake, seconds,
-                overlapped,
+                draft * shake if reads else 0.0, step * shake, seconds,
             )
         )  # fmt: skip
     return result
@@ -151,7 +139,7 @@ def simulate(
 
 def fixed_length(
     length: int,
-    scripts: Sequence[Script],
+    scripts: Sequence[ReplyTrace],
     world: CostModel,
     concurrency: int = 1,
     *,
@@ -193,7 +181,7 @@ def fixed_length(
 
 
 def in_hindsight(
-    scripts: Sequence[Script], world: CostModel, concurrency: int = 1, *, drain: bool = True
+    scripts: Sequence[ReplyTrace], world: CostModel, concurrency: int = 1, *, drain: bool = True
 ) -> dict[int, Result]:
     """Every fixed length from 0 (plain decoding) to the block, each over the same scripts."""
     block = max(script.block for script in scripts)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 Floats = NDArray[np.float64]
 
