@@ -174,6 +174,7 @@ def test_lossless_greedy(kind: str, policy: str) -> None:
     assert ran.tokens == own
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=15, deadline=None)
 def test_rows_come_go_and_are_taken_up_again(seed: int) -> None:

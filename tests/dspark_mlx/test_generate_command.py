@@ -333,6 +333,7 @@ class TestBadInput:
         refused(capsys, "-p", "x", "--model", str(model), *flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.4, 1.4, None])
 def test_ctrl_c_at_any_time_leaves_no_traceback(
     model: Path, tmp_path: Path, delay: float | None

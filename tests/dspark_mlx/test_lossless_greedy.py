@@ -64,6 +64,7 @@ def test_every_block_size_and_proposer(kind: str, block: int) -> None:
     assert perfect.rounds == -(-len(own) // (block + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduced", [False, True], ids=["full", "reduced"])
 @pytest.mark.parametrize("head", HEADS, ids=str)
 @pytest.mark.parametrize("kind", MODELS)
@@ -175,6 +176,7 @@ def test_long_texts_on_sliding_windows(kind: str, method: str) -> None:
     assert dropped[0] == 0 < dropped[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 300])
 def test_long_prompts_in_chunks(kind: str, chunk: int) -> None:
@@ -239,6 +241,7 @@ def fork(
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("kind", MODELS)
 def test_quantised_caches_fork_only_at_near_ties(
@@ -258,6 +261,7 @@ def test_quantised_caches_fork_only_at_near_ties(
         assert margin is None or margin < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_half_precision_forks_only_at_near_ties(kind: str, record_property: Any) -> None:
     target = toy_target(kind, dtype="bfloat16")

@@ -103,6 +103,7 @@ def alone(target: Target) -> dict[str, list[int]]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["", *tables()])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_row_writes_what_it_writes_alone(

@@ -35,6 +35,7 @@ def cells():
     return done
 
 
+@pytest.mark.slow
 def test_auto_is_near_the_best_fixed_length_of_every_cell(cells):
     short = {
         cell: auto / max(fixed.values())
@@ -44,6 +45,7 @@ def test_auto_is_near_the_best_fixed_length_of_every_cell(cells):
     assert not short
 
 
+@pytest.mark.slow
 def test_auto_beats_every_single_fixed_length_over_all_cells(cells):
     def overall(choose):
         return np.mean([np.log(choose(auto, fixed) / fixed[0]) for auto, fixed in cells.values()])
@@ -53,6 +55,7 @@ def test_auto_beats_every_single_fixed_length_over_all_cells(cells):
         assert auto > overall(lambda _, fixed, n=length: fixed[n])
 
 
+@pytest.mark.slow
 def test_auto_is_never_meaningfully_slower_than_plain_decoding(cells):
     assert not {c: auto / fixed[0] for c, (auto, fixed) in cells.items() if auto < 0.98 * fixed[0]}
 
@@ -112,6 +115,7 @@ def lengths_under_load(table, concurrency, load):
     return [float(widths[:, start:stop].mean()) for start, stop in phases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", sorted(tables()))
 @pytest.mark.parametrize("concurrency", [1, 4])
 @pytest.mark.parametrize("load", sorted(LOADS))
