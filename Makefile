@@ -67,10 +67,10 @@ lint: $(STAMP)
 
 # Without what needs the model (real_model) and what takes long (slow).
 check: lint
-	$(PY) -m pytest -q -n 2 --dist worksteal -m "not real_model and not slow"
+	$(PY) -m pytest -q -n 2 --dist loadgroup -m "not real_model and not slow"
 
 test: lint model
-	$(PY) -m pytest -q -n 2 --dist worksteal
+	$(PY) -m pytest -q -n 2 --dist loadgroup
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

@@ -214,8 +214,10 @@ def ensure_on_disk(
     make_policy(options.schedule, **options.policy)
     entry = Registry.load().resolve(options.model)
     _fetch_target(entry, options, report, cancel)
-    if options.drafter_source not in (None, "none"):
-        _fetch_drafter(sources.parse(str(options.drafter_source)), options, report, cancel)
+    if options.draft_model is not None:
+        _fetch_target(Registry.load().resolve(options.draft_model), options, report, cancel)
+    elif options.drafter not in (None, "none"):
+        _fetch_drafter(sources.parse(str(options.drafter)), options, report, cancel)
 
 
 def load_pair(
@@ -276,9 +278,10 @@ def _find_drafter(
     named = options.drafter_source
     if named == "none" or options.method in ("lookup", "none"):
         return None, "no drafter was asked for"
-    source = sources.parse(named) if named else entry.drafter_source
-    if options.draft_model is not None:  # a model of the registry may be named as such
-        source = Registry.load().resolve(options.draft_model).target_source
+    if options.draft_model is not None:  # any model, by a name of the registry too
+        source: sources.Source | None = Registry.load().resolve(options.draft_model).target_source
+    else:
+        source = sources.parse(named) if named else entry.drafter_source
     if source is None:
         return None, f"no drafter is known for {entry.name}"
     if target.rollback == "none":

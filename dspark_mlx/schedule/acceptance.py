@@ -9,6 +9,7 @@ Both read only rounds that are over, so decisions made from them cannot anticipa
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,7 +44,7 @@ class _Method:
         self.slope, self.slope_weight = slope, 0.0
         self.shift: Floats = np.zeros(0)
         self.past: Floats = np.zeros((3, 0))  # tokens verified, accepted, and their curvature
-        self._rates: Floats = np.zeros(0)
+        self._rates = self._odds = np.zeros(0)
 
     def grow(self, length: int) -> None:
         more = length - len(self.shift)
@@ -51,7 +52,7 @@ class _Method:
         shift = self.shift[-1] if len(self.shift) else self.start
         self.shift = np.concatenate([self.shift, np.full(more, shift)])
         self.past = np.concatenate([self.past, np.zeros((3, more))], axis=1)
-        self._rates = np.zeros(0)
+        self._rates = self._odds = np.zeros(0)
 
     def rates(self, length: int) -> Floats:
         """Chance that each position is accepted given those before it, whatever its confidence."""
@@ -63,6 +64,13 @@ class _Method:
                 rates.append(prior)
             self._rates = np.array(rates)
         return self._rates[:length]
+
+    def odds(self, length: int) -> Floats:
+        """The logits of ``rates``."""
+        if len(self._odds) < length:
+            rates = self.rates(length)
+            self._odds = np.log(rates / (1.0 - rates))
+        return self._odds[:length]
 
     def learn(self, x: Floats, seen: Floats, hit: Floats, known: Floats | None) -> None:
         """One damped Newton step on a round's tokens, ``(R, K)`` each.
@@ -89,7 +97,7 @@ class _Method:
         self.slope_weight = forget * self.slope_weight + float(np.vdot(now[2], x * x))
         slope = self.slope + float(np.vdot(now[3], x)) / (self.slope_weight + PRIOR * 4.0)
         self.slope = min(max(slope, SLOPE[0]), SLOPE[1])
-        self._rates = np.zeros(0)
+        self._rates = self._odds = np.zeros(0)
 
 
 class OnlineCalibrator:
@@ -116,6 +124,10 @@ class OnlineCalibrator:
     def rates(self, row: RowView, length: int) -> Floats:
         """Mean acceptance per position ``(length,)``, for where no confidence is known."""
         return self._method(row, length).rates(length)
+
+    def odds(self, row: RowView, length: int) -> Floats:
+        """Their logits."""
+        return self._method(row, length).odds(length)
 
     def correct(
         self,
@@ -267,10 +279,9 @@ class Acceptance:
         The tokens not drafted have their usual odds, moved half as far as the last drafted
         one was from its own: text that is easy stays easy.
         """
-        n, rates = len(confidence), self.calibrator.rates(row, row.block)
-        usual = np.log(rates / (1.0 - rates))
+        n, usual = len(confidence), self.calibrator.odds(row, row.block)
         last = min(max(float(confidence[-1]), 0.01), 0.99)
-        ahead = usual[n:] + INHERIT * (np.log(last / (1.0 - last)) - usual[n - 1])
+        ahead = usual[n:] + INHERIT * (math.log(last / (1.0 - last)) - float(usual[n - 1]))
         reached = gain[n] - gain[n - 1]
         more = reached * np.multiply.accumulate(1.0 / (1.0 + np.exp(-ahead)))
         return np.concatenate([gain[n : n + 1], gain[n] + np.add.accumulate(more)])

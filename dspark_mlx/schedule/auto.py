@@ -32,7 +32,7 @@ from .limits import (
     tokens,
     unpriced,
 )
-from .paper import add_gain, first_fall
+from .paper import first_fall, total_gain
 from .policy import Floats, Outcome, Plan, RowView, Schedule
 from .prices import Prices
 
@@ -144,10 +144,10 @@ class Auto:
     def _evaluate(self, rows: Sequence[RowView], caps: tuple[int, ...]) -> Way:
         """The best way to draft ``caps`` at most: settled beforehand, or cut once it is there."""
         count, most = len(rows), max(caps)
-        gains = np.zeros(most + 1)
-        for row, cap in zip(rows, caps, strict=True):
-            if cap:
-                add_gain(gains, self.acceptance.gains(row)[: cap + 1])
+        gains = total_gain(
+            [self.acceptance.gains(r)[: cap + 1] for r, cap in zip(rows, caps, strict=True) if cap],
+            most,
+        )
         verify, draft = self.prices.verifying(rows, most), self.prices.drafts(rows, caps)
         rates = (count + gains) / (verify + draft)
         width = length = 1 + int(np.argmax(rates[1:]))

@@ -171,19 +171,26 @@ class Lagged:
     def _gains(self, rows: Sequence[RowView], most: int) -> Floats:
         """Tokens won by each width 0..``most``, by what was known ``LAG`` rounds ago."""
         old = self._past[0] if len(self._past) == LAG else {}
-        total = np.zeros(most + 1)
+        gains = []
         for row in rows:
-            if not row.cap:
-                continue
             gain = old.get(row.request_id)
             if gain is None or row.known_confidence is not None:  # a copy's is as old as its text
                 gain = self.acceptance.gains(row)
-            add_gain(total, gain[: row.cap + 1])
-        return total
+            if row.cap:
+                gains.append(gain[: row.cap + 1])
+        return total_gain(gains, most)
 
 
-def add_gain(total: Floats, gain: Floats) -> None:
-    """Add one row's ``gain`` to ``total (K + 1,)``; past its end a row wins no more."""
-    n = min(len(gain), len(total))
-    total[:n] += gain[:n]
-    total[n:] += gain[n - 1]
+def total_gain(gains: Sequence[Floats], most: int) -> Floats:
+    """Σ_rows of ``gains``, each as long as its row allows, for widths 0..``most``.
+
+    Past its end a row wins no more.
+    """
+    if all(len(gain) == most + 1 for gain in gains):
+        return np.asarray(np.add.reduce(gains)) if gains else np.zeros(most + 1)
+    total = np.zeros(most + 1)
+    for gain in gains:
+        n = min(len(gain), most + 1)
+        total[:n] += gain[:n]
+        total[n:] += gain[n - 1]
+    return total

@@ -142,9 +142,13 @@ class Prices:
             if cap and row.known_confidence is None:
                 n, longest = counts.get(row.method, (0, 0))
                 counts[row.method] = n + 1, max(longest, cap)
-        total = np.zeros(max(caps) + 1)
+        most = max(caps)
+        total = np.zeros(most + 1)
         for method, (n, longest) in counts.items():
-            n += sum(row.method == method and bool(row.known_confidence) for row in rows)
+            if n < len(rows):
+                n += sum(row.method == method and bool(row.known_confidence) for row in rows)
+            if longest == most and len(counts) == 1:
+                return self.cost.drafts(method, n, longest)
             seconds = self.cost.drafts(method, n, longest)
             total[: longest + 1] += seconds
             total[longest + 1 :] += seconds[-1]

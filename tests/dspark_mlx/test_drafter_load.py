@@ -133,11 +133,11 @@ def test_tensors_must_match_the_config(tmp_path: Path, changes: dict[str, Any], 
     [
         ("{", "cannot read"),
         ('{"temperatures": [1, 1]}', "holds 2 temperatures for a block of 5"),
-        ('{"temperatures": [1, 1, 0, 1, 1]}', "not positive"),
+        ('{"temperatures": [1, 1, 0, 1, 1]}', "is not a positive"),
         ('{"temperatures": [1, 1, 1, 1, 1], "offsets": [0]}', "holds 1 offsets for a block of 5"),
         (
             '{"greedy": {"temperatures": [1, 1, 1, 1, 1], "offsets": [0, 0, 0, 0, NaN]}}',
-            "no number",
+            "not finite",
         ),
         ('{"temperatures": [1, 1, 1, 1, 1], "peaks": [1]}', "holds 1 peaks for a block of 5"),
         ('{"temperatures": [1, 1, 1, 1, 1], "peaks": [0, 0, -1, 0, 0]}', "negative"),

@@ -16,10 +16,11 @@ from dspark_mlx.events import Finished, Prefill, StepDone
 from dspark_mlx.loading import LoadOptions, load_engine
 from dspark_mlx.request import Cuts, Request, SamplingParams
 
-pytestmark = pytest.mark.real_model
+# One process loads the model once.
+pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("model")]
 
 MODEL = "smollm2-135m"
-TOKENS = 16
+TOKENS, TEN = 16, 10
 
 
 def prompts(count: int) -> list[str]:
@@ -66,11 +67,11 @@ def test_lossless_greedy_on_twenty_prompts(engine: Engine) -> None:
     accepted = 0
     for i, prompt in enumerate(prompts(20)):
         ids = encode_chat(tokenizer, chat(prompt))
-        plain = [int(token) for token, _ in generate_step(mx.array(ids), model, max_tokens=TOKENS)]
+        plain = [int(token) for token, _ in generate_step(mx.array(ids), model, max_tokens=TEN)]
         request = Request(
             f"p{i}",
             messages=chat(prompt),
-            max_tokens=TOKENS,
+            max_tokens=TEN,
             method=methods[i % len(methods)],
             ignore_eos=True,
         )

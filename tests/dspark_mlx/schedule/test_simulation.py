@@ -36,6 +36,7 @@ def cells():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("grid")
 def test_auto_is_near_the_best_fixed_length_of_every_cell(cells):
     short = {
         cell: auto / max(fixed.values())
@@ -46,6 +47,7 @@ def test_auto_is_near_the_best_fixed_length_of_every_cell(cells):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("grid")
 def test_auto_beats_every_single_fixed_length_over_all_cells(cells):
     def overall(choose):
         return np.mean([np.log(choose(auto, fixed) / fixed[0]) for auto, fixed in cells.values()])
@@ -56,6 +58,7 @@ def test_auto_beats_every_single_fixed_length_over_all_cells(cells):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("grid")
 def test_auto_is_never_meaningfully_slower_than_plain_decoding(cells):
     assert not {c: auto / fixed[0] for c, (auto, fixed) in cells.items() if auto < 0.98 * fixed[0]}
 
