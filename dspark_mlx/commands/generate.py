@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
             trace.write([loaded])
         if args.verbose:
             _say(f"{loaded.model}: {loaded.method} ({loaded.reason}), schedule {loaded.schedule}")
+            if loaded.details:
+                _say(loaded.details)
         engine.submit(request)
         result = Result()
         try:

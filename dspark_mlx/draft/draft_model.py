@@ -20,6 +20,7 @@ from ..model.rows import Rows
 from ..model.target import Target
 from .draw import BlockSampler, peak_logits
 from .proposer import Draft, DraftRow, ProposerSpec
+from .rates import PeakRate
 
 # Most tokens of a draft. A draft costs w calls of the draft model, so longer ones seldom pay;
 # speculative decoding papers use 4 to 8.
@@ -66,6 +67,7 @@ class DraftModelProposer:
         self._owed: list[list[int]] = []
         # Per row (entries up to the anchor's, drafted entries behind it); None: nothing drafted.
         self._drafted: list[tuple[int, int]] | None = None
+        self._peaks = PeakRate()
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +110,7 @@ class DraftModelProposer:
             self._rows = Rows([], 0)
         self._owed = [self._owed[r] for r in rows]
         self._drafted = None
+        self._peaks.forget()
 
     def extract(self, row: int) -> DraftModelRow:
         return DraftModelRow(self._rows.extract(row), list(self._owed[row]))
@@ -137,7 +140,7 @@ class DraftModelProposer:
         return Draft(
             tokens=mx.stack(tokens, axis=1),
             counts=tuple(row.width for row in rows),
-            confidence=mx.sigmoid(peaks),
+            confidence=self._peaks.of_draft(peaks, [row.params.greedy for row in rows]),
             q=sampler.distributions(),
             peaks=peaks,
         )
@@ -146,7 +149,7 @@ class DraftModelProposer:
         if self._drafted is None and max(map(len, self._owed), default=0) >= MOST_OWED:
             owed, self._owed = self._owed, [[] for _ in self._owed]
             self._feed(self._rows, owed)
-        return self._rows.arrays
+        return [*self._rows.arrays, *self._peaks.arrays]
 
     def commit(
         self,
@@ -154,6 +157,7 @@ class DraftModelProposer:
         verified: Sequence[int],
         accepted: Sequence[int],
     ) -> None:
+        self._peaks.commit(verified, accepted)
         drafted, self._drafted = self._drafted, None
         if drafted is None:
             for owed, tokens in zip(self._owed, context, strict=True):

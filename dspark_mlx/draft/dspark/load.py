@@ -36,6 +36,8 @@ def load_drafter(
     quantize_bits: int | None = None,
     dtype: mx.Dtype | None = None,
     share_with_target: bool = False,
+    config: DrafterConfig | None = None,
+    network: type[Drafter] = Drafter,
 ) -> Drafter:
     """Load a DSpark drafter for ``target`` from a folder, evaluated and ready to draft.
 
@@ -44,18 +46,19 @@ def load_drafter(
     float32. ``dtype`` defaults to float32 on the CPU, where half precision is
     slow, and to the checkpoint's own type elsewhere. ``share_with_target`` uses
     the target's embedding and lm_head even where the checkpoint has copies of
-    them, which saves their memory. Without a target only a checkpoint that is
+    them, which saves their memory. ``config`` and ``network`` are for another kind
+    of block drafter, whose config.json was read already. Without a target only a checkpoint that is
     complete in itself loads, unchecked against any.
 
     Raises ModelError (missing, surplus, misshapen or truncated tensors, bad
     config) or its kind PairingError (a drafter for another target).
     """
     folder = Path(path)
-    config = DrafterConfig.from_folder(folder)
+    config = config or DrafterConfig.from_folder(folder)
     if target is not None:
         check_pairing(config, target)
     try:
-        drafter = _load(folder, config, target, quantize_bits, dtype, share_with_target)
+        drafter = _load(network(config), folder, target, quantize_bits, dtype, share_with_target)
     except (DsparkError, KeyboardInterrupt):
         raise
     except Exception as error:  # a config whose values are of no use to the layers
@@ -74,15 +77,17 @@ def load_drafter(
 
 
 def _load(
+    drafter: Drafter,
     folder: Path,
-    config: DrafterConfig,
     target: TargetLike | None,
     quantize_bits: int | None,
     dtype: mx.Dtype | None,
     share_with_target: bool,
 ) -> Drafter:
-    weights = {k: v for k, v in read_tensors(folder).items() if k not in _IGNORED}
-    target_ids = _draft_vocabulary(config, weights)
+    config = drafter.config
+    weights = {k.removeprefix("model."): v for k, v in read_tensors(folder).items()}
+    weights = {k: v for k, v in weights.items() if k not in _IGNORED}
+    target_ids = draft_vocabulary(config.draft_vocab_size, config.vocab_size, weights)
     if share_with_target:
         if target is None:
             raise UsageError("share_with_target needs a target")
@@ -92,11 +97,10 @@ def _load(
         missing = " or ".join(name for name in _SHAREABLE if name not in own)
         raise ModelError(f"{folder} has no {missing}", "load it together with its target")
 
-    drafter = Drafter(config)
     if config.quantization is not None:
         _quantize(drafter, config.quantization, lambda name: f"{name}.scales" in weights)
     _check_tensors(folder, drafter, weights, own)
-    drafter.load_weights(list(_cast(weights, dtype or _default_dtype(weights)).items()), False)
+    drafter.load_weights(list(_cast(weights, dtype or default_dtype(weights)).items()), False)
     if target_ids is not None:
         drafter.set_draft_vocabulary(target_ids)
     if target is not None:
@@ -169,14 +173,15 @@ def _read_file(path: Path) -> dict[str, mx.array]:
     return tensors
 
 
-def _draft_vocabulary(config: DrafterConfig, weights: dict[str, mx.array]) -> mx.array | None:
-    """Take ``d2t`` and ``t2d`` out of ``weights``; return target ids of the draft columns.
+def draft_vocabulary(
+    size: int | None, vocab_size: int, weights: dict[str, mx.array]
+) -> mx.array | None:
+    """Take ``d2t`` and ``t2d`` out of ``weights``; return target ids of ``size`` draft columns.
 
     ``d2t[i]`` is an offset: draft id i stands for target id ``i + d2t[i]``.
     """
     offsets, member = weights.pop("d2t", None), weights.pop("t2d", None)
-    size = config.draft_vocab_size
-    if size is None or (offsets is None and size == config.vocab_size):
+    if size is None or (offsets is None and size == vocab_size):
         return None
     if offsets is None:
         raise ModelError(f"a draft vocabulary of {size} ids, but no d2t tensor to read them by")
@@ -185,13 +190,13 @@ def _draft_vocabulary(config: DrafterConfig, weights: dict[str, mx.array]) -> mx
     if not mx.issubdtype(offsets.dtype, mx.integer):
         raise ModelError(f"tensor d2t holds {offsets.dtype}, no whole numbers")
     ids = np.arange(size) + np.array(offsets).astype(np.int64)
-    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != size:
+    if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) != size:
         raise ModelError(f"tensor d2t does not map to {size} different ids below the vocabulary")
     if member is not None:
         mask = np.array(member).astype(bool)
-        if mask.shape != (config.vocab_size,) or set(np.flatnonzero(mask)) != set(ids.tolist()):
+        if mask.shape != (vocab_size,) or set(np.flatnonzero(mask)) != set(ids.tolist()):
             raise ModelError("tensors d2t and t2d disagree on which ids are drafted")
-    if size == config.vocab_size and np.array_equal(ids, np.arange(size)):
+    if size == vocab_size and np.array_equal(ids, np.arange(size)):
         return None
     return mx.array(ids.astype(np.int32))
 
@@ -236,7 +241,7 @@ def _names(names: list[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
-def _default_dtype(weights: dict[str, mx.array]) -> mx.Dtype:
+def default_dtype(weights: dict[str, mx.array]) -> mx.Dtype:
     if mx.default_device().type == mx.DeviceType.cpu:
         return mx.float32
     return weights["norm.weight"].dtype

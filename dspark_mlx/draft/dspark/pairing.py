@@ -116,7 +116,7 @@ def _fit_vocabulary(drafter: Drafter, target: TargetLike, head_is_borrowed: bool
         if head_is_borrowed:
             drafter.lm_head = take_rows(drafter.lm_head, ids)
         return
-    if drafter.config.draft_vocab_size is not None:
+    if drafter.config.draft_vocab_size not in (None, drafter.config.vocab_size):
         raise PairingError(
             f"a draft vocabulary of {drafter.config.draft_vocab_size} ids without its d2t table"
         )
