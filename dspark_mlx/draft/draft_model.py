@@ -18,6 +18,7 @@ import mlx.core as mx
 from ..errors import PairingError
 from ..model.rows import Rows
 from ..model.target import Target
+from .chain import MOST_OWED, right_padded
 from .draw import BlockSampler, peak_logits
 from .proposer import Draft, DraftRow, ProposerSpec
 from .rates import PeakRate
@@ -25,9 +26,6 @@ from .rates import PeakRate
 # Most tokens of a draft. A draft costs w calls of the draft model, so longer ones seldom pay;
 # speculative decoding papers use 4 to 8.
 BLOCK = 8
-# Owed tokens after which they are fed without a draft, so that a long plain stretch does not
-# end in one long call.
-MOST_OWED = 64
 
 
 @dataclass
@@ -182,15 +180,13 @@ class DraftModelProposer:
 
     def _feed(self, rows: Rows, tokens: Sequence[Sequence[int]]) -> mx.array:
         """Each row's ``tokens``, padded on the right: logits ``(B, V)`` behind each row's last."""
-        longest = max(map(len, tokens))
-        if not longest:
+        if not any(tokens):
             return mx.zeros((len(tokens), 0))
         before = list(rows.lengths)
-        padded = mx.array([[*row, *[0] * (longest - len(row))] for row in tokens], dtype=mx.int32)
+        padded, ends = right_padded(tokens)
         logits = self._append(rows, padded)
         rows.trim_to([n + len(row) for n, row in zip(before, tokens, strict=True)])
-        ends = mx.array([max(len(row) - 1, 0) for row in tokens])
-        return mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
+        return mx.take_along_axis(logits, ends, axis=1)[:, 0]
 
 
 def check_vocabulary(ours: Any, theirs: Any, sizes: tuple[int, int]) -> None:

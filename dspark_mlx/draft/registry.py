@@ -17,7 +17,7 @@ import mlx.core as mx
 from ..errors import ModelError, PairingError
 from ..model.load import load_target
 from ..model.target import Target
-from . import dflash
+from . import dflash, eagle3
 from .dflash import describe
 from .draft_model import DraftModelProposer, check_vocabulary
 from .dspark.layouts import ARCHITECTURES as DSPARK_ARCHITECTURES
@@ -134,8 +134,27 @@ def kind_of(folder: Path) -> str:
         return "dflash"
     if any(mark in config for mark in ("block_size", "markov_head_type")):
         return "dspark"
+    if names & set(eagle3.ARCHITECTURES) or "eagle_config" in config:
+        return "eagle3"
+    tensors = tensor_names(folder)
+    if "fc.weight" in tensors and any(name.startswith("midlayer.") for name in tensors):
+        return "eagle3"  # the official layout, whose config is a plain Llama's
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
     return "draft" if has_tokenizer else "dspark"
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """The names in the headers of all safetensors files; none of a file that has no header."""
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(size, MOST_HEADER)))
+        except (OSError, ValueError, RecursionError):
+            continue
+        names |= set(header) if isinstance(header, dict) else set()
+    return names - {"__metadata__"}
 
 
 def _load_dspark(
@@ -160,17 +179,33 @@ def _load_dflash(
     return _block_drafter("dflash", dflash.DFlashProposer, network, target)
 
 
+def _load_eagle3(
+    folder: Path, target: Target, tokenizer: Any, bits: int | None, dtype: str
+) -> LoadedDrafter:
+    network = eagle3.load_eagle3(folder, target, quantize_bits=bits)
+    return LoadedDrafter(
+        "eagle3",
+        network,
+        network.taps,
+        lambda: eagle3.eagle3_proposer(network, target.vocab_size),
+        eagle3.describe(network),
+    )
+
+
 LOADERS: dict[str, Callable[[Path, Target, Any, int | None, str], LoadedDrafter]] = {
     "dspark": _load_dspark,
     "dflash": _load_dflash,
+    "eagle3": _load_eagle3,
     "draft": _load_draft_model,
 }
 DESCRIBED = {
     "dspark": "DSpark drafter",
     "dflash": "DFlash drafter",
+    "eagle3": "EAGLE-3 drafter",
     "draft": "language model",
 }
+MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors format itself
 # Layouts of vLLM's speculators library that are read.
-SPECULATORS = ("dspark", "dflash")
+SPECULATORS = ("dspark", "dflash", "eagle3")
 # Architectures that are known by name only, and what to use instead.
 UNSUPPORTED = {"DFlash2DraftModel": "use the DFlash drafter of the same target"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def _load(
 
     if config.quantization is not None:
         _quantize(drafter, config.quantization, lambda name: f"{name}.scales" in weights)
-    _check_tensors(folder, drafter, weights, own)
+    check_tensors(folder, drafter, weights, own)
     drafter.load_weights(list(_cast(weights, dtype or default_dtype(weights)).items()), False)
     if target_ids is not None:
         drafter.set_draft_vocabulary(target_ids)
@@ -115,11 +116,19 @@ def _load(
 
 def quantize_drafter(drafter: Drafter, bits: int) -> None:
     """Quantise backbone and own lm_head in place to 4 or 8 bits; heads are left alone."""
-    if bits not in (4, 8):
-        raise UsageError(f"a drafter can be quantised to 4 or 8 bits, not {bits}")
     if drafter.config.quantization is not None:
         raise UsageError("this drafter is quantised already")
-    widths = [m.weight.shape[1] for n, m in drafter.named_modules() if _is_backbone(drafter, n, m)]
+    quantization = quantize_linears(drafter, bits, lambda n, m: _is_backbone(drafter, n, m))
+    drafter.config = dataclasses.replace(drafter.config, quantization=quantization)
+
+
+def quantize_linears(
+    drafter: nn.Module, bits: int, chosen: Callable[[str, nn.Module], bool]
+) -> dict[str, int]:
+    """Quantise the modules ``chosen(name, module)`` in place; returns bits and group size."""
+    if bits not in (4, 8):
+        raise UsageError(f"a drafter can be quantised to 4 or 8 bits, not {bits}")
+    widths = [m.weight.shape[1] for n, m in drafter.named_modules() if chosen(n, m)]
     group = next((g for g in _GROUP_SIZES if all(w % g == 0 for w in widths)), None)
     if group is None:
         raise ModelError(
@@ -129,8 +138,8 @@ def quantize_drafter(drafter: Drafter, bits: int) -> None:
         )
     quantization = {"bits": bits, "group_size": group}
     modules = dict(drafter.named_modules())
-    _quantize(drafter, quantization, lambda name: _is_backbone(drafter, name, modules[name]))
-    drafter.config = dataclasses.replace(drafter.config, quantization=quantization)
+    _quantize(drafter, quantization, lambda name: chosen(name, modules[name]))
+    return quantization
 
 
 def read_tensors(folder: Path) -> dict[str, mx.array]:
@@ -201,9 +210,13 @@ def draft_vocabulary(
     return mx.array(ids.astype(np.int32))
 
 
-def _check_tensors(
-    folder: Path, drafter: Drafter, weights: dict[str, mx.array], own: frozenset[str]
+def check_tensors(
+    folder: Path, drafter: nn.Module, weights: dict[str, mx.array], own: frozenset[str]
 ) -> None:
+    """Raise ModelError unless ``weights`` are exactly those of ``drafter``.
+
+    Of embedding and lm_head only those in ``own`` must be there.
+    """
     expected = {
         name: value
         for name, value in tree_flatten(drafter.parameters())
@@ -262,7 +275,7 @@ def _is_backbone(drafter: Drafter, name: str, module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and name.split(".")[0] in ("layers", "fc", "lm_head")
 
 
-def _quantize(drafter: Drafter, quantization: Any, chosen: Any) -> None:
+def _quantize(drafter: nn.Module, quantization: Any, chosen: Any) -> None:
     nn.quantize(
         drafter,
         group_size=quantization["group_size"],
