@@ -17,14 +17,24 @@ from typing import Any, Literal
 
 from .errors import UsageError
 
-Method = Literal["auto", "dspark", "dflash", "eagle3", "draft", "lookup", "none"]
+Method = Literal["auto", "dspark", "dflash", "eagle3", "mtp", "draft", "lookup", "none"]
 DraftSampling = Literal["greedy", "coupled", "probabilistic"]
-METHODS: tuple[Method, ...] = ("auto", "dspark", "dflash", "eagle3", "draft", "lookup", "none")
+METHODS: tuple[Method, ...] = (
+    "auto",
+    "dspark",
+    "dflash",
+    "eagle3",
+    "mtp",
+    "draft",
+    "lookup",
+    "none",
+)
 # llama.cpp's names of the same methods.
 METHOD_ALIASES: dict[str, Method] = {
     "draft-simple": "draft",
     "draft-dflash": "dflash",
     "draft-eagle3": "eagle3",
+    "draft-mtp": "mtp",
     "ngram": "lookup",
 }
 DRAFT_SAMPLINGS: tuple[DraftSampling, ...] = ("greedy", "coupled", "probabilistic")

@@ -17,7 +17,7 @@ import mlx.core as mx
 from ..errors import ModelError, PairingError
 from ..model.load import load_target
 from ..model.target import Target
-from . import dflash, eagle3
+from . import dflash, eagle3, mtp
 from .dflash import describe
 from .draft_model import DraftModelProposer, check_vocabulary
 from .dspark.layouts import ARCHITECTURES as DSPARK_ARCHITECTURES
@@ -88,6 +88,8 @@ def load_for(
     """
     folder = Path(folder)
     kind = kind_of(folder)
+    if kind == "mtp" and method == "draft" and has_tokenizer(folder):
+        kind = "draft"  # a whole model that was trained with an MTP layer
     if method is not None and kind != method:
         raise PairingError(
             f"{folder} holds a {DESCRIBED[kind]}, not a {DESCRIBED[method]}",
@@ -139,8 +141,14 @@ def kind_of(folder: Path) -> str:
     tensors = tensor_names(folder)
     if "fc.weight" in tensors and any(name.startswith("midlayer.") for name in tensors):
         return "eagle3"  # the official layout, whose config is a plain Llama's
-    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
-    return "draft" if has_tokenizer else "dspark"
+    if mtp.is_mtp(config, tensors):
+        return "mtp"
+    return "draft" if has_tokenizer(folder) else "dspark"
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder can be a language model of its own."""
+    return any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
 
 
 def tensor_names(folder: Path) -> set[str]:
@@ -192,16 +200,31 @@ def _load_eagle3(
     )
 
 
+def _load_mtp(
+    folder: Path, target: Target, tokenizer: Any, bits: int | None, dtype: str
+) -> LoadedDrafter:
+    network = mtp.load_mtp(folder, target, quantize_bits=bits)
+    return LoadedDrafter(
+        "mtp",
+        network,
+        network.taps,
+        lambda: mtp.mtp_proposer(network, target.vocab_size),
+        mtp.describe(network),
+    )
+
+
 LOADERS: dict[str, Callable[[Path, Target, Any, int | None, str], LoadedDrafter]] = {
     "dspark": _load_dspark,
     "dflash": _load_dflash,
     "eagle3": _load_eagle3,
+    "mtp": _load_mtp,
     "draft": _load_draft_model,
 }
 DESCRIBED = {
     "dspark": "DSpark drafter",
     "dflash": "DFlash drafter",
     "eagle3": "EAGLE-3 drafter",
+    "mtp": "MTP layer",
     "draft": "language model",
 }
 MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors format itself

@@ -128,7 +128,7 @@ def quantize_linears(
     """Quantise the modules ``chosen(name, module)`` in place; returns bits and group size."""
     if bits not in (4, 8):
         raise UsageError(f"a drafter can be quantised to 4 or 8 bits, not {bits}")
-    widths = [m.weight.shape[1] for n, m in drafter.named_modules() if chosen(n, m)]
+    widths = [m.weight.shape[-1] for n, m in drafter.named_modules() if chosen(n, m)]
     group = next((g for g in _GROUP_SIZES if all(w % g == 0 for w in widths)), None)
     if group is None:
         raise ModelError(
