@@ -92,7 +92,7 @@ def load_for(
         kind = "draft"  # a whole model that was trained with an MTP layer
     if method is not None and kind != method:
         raise PairingError(
-            f"{folder} holds a {DESCRIBED[kind]}, not a {DESCRIBED[method]}",
+            f"{folder} holds {DESCRIBED[kind]}, not {DESCRIBED[method]}",
             f"use --method {kind}, or name another folder",
         )
     return LOADERS[kind](folder, target, tokenizer, quantize_bits, dtype)
@@ -221,11 +221,11 @@ LOADERS: dict[str, Callable[[Path, Target, Any, int | None, str], LoadedDrafter]
     "draft": _load_draft_model,
 }
 DESCRIBED = {
-    "dspark": "DSpark drafter",
-    "dflash": "DFlash drafter",
-    "eagle3": "EAGLE-3 drafter",
-    "mtp": "MTP layer",
-    "draft": "language model",
+    "dspark": "a DSpark drafter",
+    "dflash": "a DFlash drafter",
+    "eagle3": "an EAGLE-3 drafter",
+    "mtp": "an MTP layer",
+    "draft": "a language model",
 }
 MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors format itself
 # Layouts of vLLM's speculators library that are read.
