@@ -1,4 +1,4 @@
-"""DFlash: a block of masked slots, all predicted at once, without sequential or confidence heads.
+"""DFlash: a block of masked slots, predicted at once, without sequential or confidence heads.
 
 The network is DSpark's backbone with one difference: the anchor's own slot predicts
 nothing, and slot k predicts the token at its own position, so a block of G slots
@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import ModelError
+from .dflash2 import DFlash2, DFlash2Config
 from .dspark.config import DrafterConfig, read_config
 from .dspark.layouts import bad, flag, layer_fields, maybe_whole, need, whole, wholes
 from .dspark.load import load_drafter
@@ -26,7 +27,7 @@ from .dspark.proposer import DSparkProposer
 from .proposer import DraftRow
 from .rates import PeakRate
 
-ARCHITECTURES = ("DFlashDraftModel",)
+ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
 # Keys of ``dflash_config`` that are read, or that say nothing about inference.
 _KNOWN = {
     "block_size",
@@ -40,12 +41,19 @@ _KNOWN = {
     "attention_mode",
     "num_anchors",
 }
+_SECOND = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
 def load_dflash(folder: Path, target: TargetLike, *, quantize_bits: int | None = None) -> Drafter:
     """The DFlash drafter in ``folder`` for ``target``. Raises ModelError or PairingError."""
     config = dflash_config(read_config(folder))
-    drafter = load_drafter(folder, target, quantize_bits=quantize_bits, config=config)
+    drafter = load_drafter(
+        folder,
+        target,
+        quantize_bits=quantize_bits,
+        config=config,
+        network=DFlash2 if isinstance(config, DFlash2Config) else Drafter,
+    )
     drafter.embed_scale = embedding_scale(target)
     return drafter
 
@@ -74,7 +82,8 @@ def _from_zlab(data: Mapping[str, Any]) -> DrafterConfig:
             f"not a DFlash drafter: 'architectures' is {names!r}",
             f"known are {', '.join(ARCHITECTURES)}",
         )
-    unknown = sorted(set(nested) - _KNOWN)
+    second = "DFlash2DraftModel" in names
+    unknown = sorted(set(nested) - _KNOWN - set(_SECOND if second else ()))
     if unknown:
         raise bad(f"dflash_config.{unknown[0]}", "is unknown")
     if nested.get("projector_type") not in (None, "dflash"):
@@ -87,6 +96,8 @@ def _from_zlab(data: Mapping[str, Any]) -> DrafterConfig:
     fields = layer_fields(_windowed(data), "qwen3", sliding=True)
     taps = wholes(data, "target_layer_ids")  # outputs of these layers, counted from 0
     causal = flag(data, "causal", flag(data, "is_causal", True))
+    if second:
+        fields |= {key: whole(data, key) for key in _SECOND}
     return _config(data, fields, taps, anchored=False, window_causal=causal)
 
 
@@ -129,7 +140,8 @@ def _config(
 ) -> DrafterConfig:
     if data.get("markov_rank"):
         raise bad("markov_rank", "is set, but DFlash has no Markov head")
-    return DrafterConfig(
+    kind = DFlash2Config if "selector_rank" in fields else DrafterConfig
+    return kind(
         **fields,
         block_size=whole(data, "block_size") - (0 if anchored else 1),
         sample_from_anchor=anchored,
@@ -154,6 +166,8 @@ def describe(drafter: Drafter) -> str:
     if windows:
         kind = "causal" if c.window_causal else "both ways"
         parts.append(f"window {', '.join(map(str, windows))} in {_count(c)} layers, {kind}")
+    if isinstance(c, DFlash2Config):
+        parts.append(f"the best {c.selector_top_k} of each slot are selected in turn")
     return "; ".join(parts)
 
 

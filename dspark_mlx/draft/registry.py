@@ -127,9 +127,6 @@ def kind_of(folder: Path) -> str:
     names = set(map(str, listed)) if isinstance(listed, list) else set()
     nested = config.get("dflash_config")
     projector = nested.get("projector_type") if isinstance(nested, dict) else None
-    if names & set(UNSUPPORTED):
-        name = next(iter(names & set(UNSUPPORTED)))
-        raise ModelError(f"a drafter of architecture {name!r} is not supported", UNSUPPORTED[name])
     if names & set(dflash.ARCHITECTURES):
         return "dflash"
     if nested is not None and not names & set(DSPARK_ARCHITECTURES) and projector != "dspark":
@@ -230,5 +227,3 @@ DESCRIBED = {
 MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors format itself
 # Layouts of vLLM's speculators library that are read.
 SPECULATORS = ("dspark", "dflash", "eagle3")
-# Architectures that are known by name only, and what to use instead.
-UNSUPPORTED = {"DFlash2DraftModel": "use the DFlash drafter of the same target"}

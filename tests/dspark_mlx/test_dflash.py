@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import mlx.nn as nn
 import pytest
 from decoding import toy_drafter, toy_target
 from drafter_toys import DRAFTERS, ToyTarget
+from mlx.utils import tree_map
 
 from dspark_mlx.draft import DraftRow
 from dspark_mlx.draft.dflash import DFlashProposer, describe, dflash_config, load_dflash
+from dspark_mlx.draft.dflash2 import DFlash2, DFlash2Config
 from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.draft.dspark.pairing import attach_target
 from dspark_mlx.draft.registry import kind_of
@@ -25,7 +27,7 @@ from dspark_mlx.errors import ModelError
 from dspark_mlx.request import SamplingParams
 
 TOLERANCE = 1e-4
-NAMES = ("dflash_zlab", "dflash_zlab_sliding")
+NAMES = ("dflash_zlab", "dflash_zlab_sliding", "dflash_2")
 
 
 def stand_in(name: str) -> ToyTarget:
@@ -53,6 +55,13 @@ def test_blocks_reproduce_the_reference(name: str) -> None:
         done = end
         out = drafter.draft(expected["anchor"].reshape(1), context)
         assert mx.abs(out.hidden[0] - expected["hidden"]).max() < TOLERANCE
+        if "scores" in expected:  # the logits are those before the selector
+            ids = mx.argsort(-drafter.base_logits(out.hidden)[0], axis=-1)[:, :4]
+            assert ids.tolist() == expected["candidates"].tolist()
+            scores = mx.take_along_axis(out.logits[0], ids, axis=-1)
+            assert mx.abs(scores - expected["scores"]).max() < TOLERANCE
+            assert mx.isfinite(out.logits).sum().item() == 4 * 5
+            out = replace(out, logits=drafter.base_logits(out.hidden))
         assert mx.abs(out.logits[0] - expected["logits"]).max() < TOLERANCE
         assert out.tokens[0].tolist() == expected["tokens"].tolist()
 
@@ -76,13 +85,24 @@ def test_two_ragged_rows_draft_as_each_alone() -> None:
 # -- on toys ----------------------------------------------------------------------------------
 
 
-def toy(windows: tuple[int | None, ...] = (), **changes: Any) -> Callable[[], DFlashProposer]:
-    """Proposers of a random DFlash network for the llama toy."""
+SECOND = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 8, "selector_top_k": 5}
+
+
+def toy(
+    windows: tuple[int | None, ...] = (), second: bool = False, **changes: Any
+) -> Callable[[], DFlashProposer]:
+    """Proposers of a random DFlash or DFlash 2 network for the llama toy."""
     target = toy_target("llama")
     plain = toy_drafter(target, head=None, confidence=False, calibrated=False).config
     config = replace(plain, sample_from_anchor=False, windows=windows, **changes)
     mx.random.seed(3)
     drafter = Drafter(config)
+    if second:
+        values = {f.name: getattr(config, f.name) for f in fields(config)}
+        drafter = DFlash2(DFlash2Config(**values, **SECOND))
+        parts = [drafter.candidate_selector, *(layer.mlp_conv for layer in drafter.layers)]
+        for part in parts:
+            part.update(tree_map(lambda v: mx.random.normal(v.shape), part.parameters()))
     attach_target(drafter, target)
     mx.eval(drafter.parameters())
     return lambda: DFlashProposer(drafter, target.vocab_size)
@@ -92,11 +112,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "full": {},
     "sliding": {"windows": (6, None)},
     "both ways": {"windows": (6, 6), "window_causal": False},
+    "second": {"second": True},
     "from the anchor": {"windows": (6, None), "window_from_anchor": True},
 }
 
 
-@pytest.mark.parametrize("kind", ["full", "sliding"])
+@pytest.mark.parametrize("kind", ["full", "sliding", "second"])
 def test_lossless_greedy(kind: str) -> None:
     laws.lossless_greedy("llama", toy(**KINDS[kind]))
     laws.ragged_rows_equal_each_alone("llama", toy(**KINDS[kind]))
@@ -108,13 +129,17 @@ def test_a_fresh_row_drafts_the_same(kind: str) -> None:
         laws.fresh_row("llama", toy(**KINDS[kind]), width, accepted)
 
 
-@pytest.mark.parametrize("draft_sampling", ["greedy", "coupled", "probabilistic"])
-def test_lossless_sampling(draft_sampling: str) -> None:
-    laws.lossless_sampling("llama", toy(), draft_sampling)
+@pytest.mark.parametrize(
+    ("kind", "draft_sampling"),
+    [("full", "greedy"), ("full", "coupled"), ("second", "coupled"), ("second", "probabilistic")],
+)
+def test_lossless_sampling(kind: str, draft_sampling: str) -> None:
+    laws.lossless_sampling("llama", toy(**KINDS[kind]), draft_sampling)
 
 
-def test_non_anticipating() -> None:
-    laws.non_anticipating("llama", toy())
+@pytest.mark.parametrize("kind", ["full", "second"])
+def test_non_anticipating(kind: str) -> None:
+    laws.non_anticipating("llama", toy(**KINDS[kind]))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -195,6 +220,7 @@ def test_the_layout_of_speculators() -> None:
         ({"dflash_config": {**ZLAB["dflash_config"], "block_size": 8}}, "is 6 at the top and 8"),
         ({"dflash_config": {**ZLAB["dflash_config"], "gate": 1}}, "'dflash_config.gate' is unk"),
         ({"dflash_config": {**ZLAB["dflash_config"], "projector_type": "domino"}}, "'domino'"),
+        ({"architectures": ["DFlash2DraftModel"]}, "'conv_kernel_size' is missing"),
         ({"dflash_config": [1]}, "'dflash_config' must be an object"),
         ({"num_target_layers": 9}, "trained on a target of 9 layers"),
         ({"vocab_size": 4000}, "another tokenizer"),

@@ -251,10 +251,7 @@ class Drafter(nn.Module):
         state = None if head is None else head.start(anchors.shape)
         logits, draft_ids, tokens = [], [], [anchors]
         for k in range(hidden.shape[1]):
-            slot = base[:, k]
-            if head is not None:
-                bias, state = head.bias(previous, hidden[:, k], state)
-                slot = slot + bias
+            slot, state = self.slot_logits(base[:, k], previous, hidden[:, k], state)
             ids = mx.argmax(slot, axis=-1) if sampler is None else sampler(slot, k)
             ids = ids.astype(mx.int32)
             previous = self.to_target_ids(ids)
@@ -268,6 +265,15 @@ class Drafter(nn.Module):
             hidden=hidden,
             confidence_logits=self.confidence(hidden, mx.stack(tokens[:-1], axis=1)),
         )
+
+    def slot_logits(
+        self, base: mx.array, previous: mx.array, hidden: mx.array, state: mx.array | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """One slot's logits ``(B, Vd)`` behind tokens ``previous (B,)``, and the next state."""
+        if self.markov_head is None:
+            return base, state
+        bias, state = self.markov_head.bias(previous, hidden, state)
+        return base + bias, state
 
     def confidence(self, hidden: mx.array, previous: mx.array) -> mx.array | None:
         """Confidence logits of slots ``hidden (..., G, H)`` behind tokens ``previous (..., G)``."""
