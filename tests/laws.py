@@ -13,12 +13,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from decoding import Ran, make_engine, plain_text, request, run, run_one, toy_target
+from decoding import Ran, make_engine, plain_text, request, run, run_one, toy_target, upto_eos
 from tables import chi_square
-from toys import prompt
+from toys import ToyTokenizer, prompt
 
 from dspark_mlx.draft import Draft, DraftRow
 from dspark_mlx.draft.copying import CopyFirst
+from dspark_mlx.events import StepDone
 from dspark_mlx.model.sampling import probabilities
 from dspark_mlx.model.target import Target
 from dspark_mlx.request import Cuts, SamplingParams
@@ -78,14 +79,38 @@ def lossless_greedy(kind: str, make: Make, policies: Sequence[str] = POLICIES) -
             assert 0 < ran.finished.accepted < ran.finished.scheduled
 
 
-def ragged_rows_equal_each_alone(kind: str, make: Make) -> None:
+def ends(kind: str, make: Make) -> None:
+    """A reply that may end at any offset of a draft: by its length, a stop string, its text's end.
+
+    Without a look a round waits for the device once.
+    """
+    target, text = toy_target(kind), whole_text(kind)
+    tokenizer = ToyTokenizer()
+    for most in range(1, 9):
+        engine = make_engine(target, [taught(make(), [text])])
+        ran = run_one(engine, request(max_tokens=most, ignore_eos=True), each=_one_sync)
+        assert ran.tokens == text[12 : 12 + most] and ran.reason == "length"
+        if text[12 + most - 1] > 1:
+            stop = tokenizer.decode(text[12 : 12 + most])
+            engine = make_engine(target, [taught(make(), [text])])
+            ran = run_one(engine, request(max_tokens=COUNT, ignore_eos=True, stop=(stop,)))
+            assert ran.reason == "stop" and ran.text == ""
+    ran = run_one(make_engine(target, [taught(make(), [text])]), request(max_tokens=COUNT))
+    assert ran.tokens == upto_eos(text[12:])
+
+
+def _one_sync(engine: Any, events: Sequence[Any]) -> None:
+    assert all(event.syncs == 1 for event in events if isinstance(event, StepDone))
+
+
+def ragged_rows_equal_each_alone(kind: str, make: Make, policy: str = "fixed") -> None:
     """Rows of other lengths, cuts, ends and methods in one batch, with copies in front."""
     target = toy_target(kind)
     lengths = [1, 14, 23, 32]
     counts = [COUNT - 5 * i for i in range(4)]
     texts = [whole_text(kind, n, i, counts[i]) for i, n in enumerate(lengths)]
     proposer = CopyFirst(taught(make(), texts), 6)
-    engine = make_engine(target, [proposer], max_rows=4, prefill_chunk=5)
+    engine = make_engine(target, [proposer], policy=policy, max_rows=4, prefill_chunk=5)
     cuts = [Cuts(), Cuts(draft_length=1), Cuts(draft_length=2), Cuts(p_min=0.02)]
     asked = [
         request(str(i), n, i, max_tokens=counts[i], ignore_eos=True, cuts=cuts[i])

@@ -54,7 +54,8 @@ def load_dflash(folder: Path, target: TargetLike, *, quantize_bits: int | None =
         config=config,
         network=DFlash2 if isinstance(config, DFlash2Config) else Drafter,
     )
-    drafter.embed_scale = embedding_scale(target)
+    if "embed_tokens" in drafter.borrowed:
+        drafter.embed_scale = embedding_scale(target)
     return drafter
 
 

@@ -46,6 +46,9 @@ class DraftModelRow:
     def extract(self, row: int) -> DraftModelRow:
         return DraftModelRow(self.rows.extract(row), list(self.owed))
 
+    def can_trim_to(self, row: int, length: int) -> bool:
+        return self.rows.can_trim_to(row, min(length, self.rows.lengths[row]))
+
 
 class DraftModelProposer:
     """The proposer interface over ``model``, which drafts for a target of ``vocab_size`` ids."""

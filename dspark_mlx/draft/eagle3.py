@@ -24,7 +24,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import DsparkError, ModelError
+from ..errors import DsparkError, ModelError, PairingError
 from ..model.cache import RowsKV
 from ..model.rows import Rows
 from .chain import ChainProposer
@@ -40,7 +40,7 @@ from .dspark.load import (
     read_tensors,
 )
 from .dspark.network import TiedHead
-from .dspark.pairing import TargetLike, check_reading, take_rows
+from .dspark.pairing import HINT, TargetLike, check_reading, take_rows
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
 # Tokens of a draft where the config says nothing: the depth of the paper's own drafts.
@@ -319,6 +319,10 @@ def attach(
     if "lm_head" not in own:
         head = TiedHead(target.embed_tokens) if target.lm_head is None else target.lm_head
         network.lm_head = head if ids is None else take_rows(head, ids)
+    if ids is not None and int(mx.max(ids).item()) >= target.vocab_size:
+        raise PairingError(
+            f"the draft vocabulary has ids outside the target's {target.vocab_size}", HINT
+        )
     if ids is not None:
         network.set_draft_vocabulary(ids)
 

@@ -13,9 +13,10 @@ import laws
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from decoding import toy_drafter, toy_target
+from decoding import make_engine, plain_text, request, run_one, toy_drafter, toy_target
 from drafter_toys import DRAFTERS, ToyTarget
 from mlx.utils import tree_map
+from toys import prompt
 
 from dspark_mlx.draft import DraftRow
 from dspark_mlx.draft.dflash import DFlashProposer, describe, dflash_config, load_dflash
@@ -123,6 +124,15 @@ def test_lossless_greedy(kind: str) -> None:
     laws.ragged_rows_equal_each_alone("llama", toy(**KINDS[kind]))
 
 
+@pytest.mark.parametrize("policy", ["auto", "lagged", "early-stop"])
+def test_lossless_greedy_in_a_batch(policy: str) -> None:
+    laws.ragged_rows_equal_each_alone("llama", toy(**KINDS["sliding"]), policy)
+
+
+def test_ends() -> None:
+    laws.ends("llama", toy(**KINDS["sliding"]))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fresh_row_drafts_the_same(kind: str) -> None:
     for width, accepted in ((1, 1), (5, 0), (5, 3)):
@@ -163,6 +173,20 @@ def test_a_window_hides_what_the_definition_hides(causal: bool, from_anchor: boo
             row: Any = mask[r, 0, i].tolist()
             seen = {k + first for k, visible in enumerate(row) if visible}
             assert seen == set(range(max(low, 0), high + 1))
+
+
+def test_a_prefix_whose_window_is_gone_is_not_reused() -> None:
+    """A sliding layer forgets; a prompt that parts from an old one far back starts anew."""
+    target = toy_target("llama")
+    engine = make_engine(target, [toy((6, None))()], prefill_chunk=64)
+    long = prompt(700)
+    run_one(engine, request("a", tokens=tuple(long), max_tokens=3, ignore_eos=True))
+    turn = (*long[:300], *prompt(20, 5))
+    ran = run_one(engine, request("b", tokens=turn, max_tokens=12, ignore_eos=True))
+    assert ran.finished is not None and ran.finished.reused_tokens == 0
+    assert tuple(ran.tokens) == plain_text("llama", turn, 12)
+    again = run_one(engine, request("c", tokens=(*turn, *ran.tokens, 5, 6), max_tokens=4))
+    assert again.finished is not None and again.finished.reused_tokens > 300
 
 
 # -- configs ----------------------------------------------------------------------------------

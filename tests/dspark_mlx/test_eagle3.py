@@ -179,6 +179,15 @@ def test_lossless_greedy(kind: str) -> None:
     laws.ragged_rows_equal_each_alone("llama", toy(**KINDS[kind]))
 
 
+@pytest.mark.parametrize("policy", ["auto", "lagged", "early-stop"])
+def test_lossless_greedy_in_a_batch(policy: str) -> None:
+    laws.ragged_rows_equal_each_alone("llama", toy(reduced=True), policy)
+
+
+def test_ends() -> None:
+    laws.ends("llama", toy(reduced=True))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fresh_row_drafts_the_same(kind: str) -> None:
     for width, accepted in ((1, 1), (4, 0), (4, 2), (4, 4)):

@@ -157,6 +157,12 @@ def test_lossless_greedy(family: str, as_toy: Callable[[str], Target]) -> None:
     as_toy(family)
     laws.lossless_greedy(family, make(family))
     laws.ragged_rows_equal_each_alone(family, make(family))
+    laws.ragged_rows_equal_each_alone(family, make(family), "auto")
+
+
+def test_ends(as_toy: Callable[[str], Target]) -> None:
+    as_toy("glm4_moe")
+    laws.ends("glm4_moe", make("glm4_moe"))
 
 
 @pytest.mark.parametrize("family", FAMILIES[1:])
