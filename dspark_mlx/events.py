@@ -30,7 +30,10 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model is ready. ``method`` is what ``auto`` chose and ``reason`` why."""
+    """A model is ready. ``method`` is what ``auto`` chose and ``reason`` why.
+
+    ``details`` says in one line how the drafter's checkpoint was read.
+    """
 
     model: str
     drafter: str | None
@@ -41,6 +44,7 @@ class Loaded:
     context_limit: int
     weight_bytes: int
     plain_tps: float | None = None
+    details: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from . import sources
 from .draft import Proposer
 from .draft.copying import CopyFirst
 from .draft.lookup import LookupProposer
-from .draft.registry import LoadedDrafter, load_for
+from .draft.registry import LOADERS, LoadedDrafter, load_for
 from .engine.engine import Engine
 from .errors import DsparkError, UsageError
 from .events import CostTable, Loaded, Loading, Notice
@@ -30,7 +30,7 @@ from .model.load import load_target
 from .model.target import Target
 from .profiling import load_or_profile
 from .registry import ModelEntry, Registry
-from .request import METHODS, Method
+from .request import Method, method_named
 from .schedule import CostModel, Off, Policy, make_policy
 from .schedule.load import LoadMonitor
 
@@ -38,7 +38,7 @@ Report: TypeAlias = Callable[[Loading | Notice | CostTable], None]
 
 PRICED = ("auto", "early-stop", "lagged")  # schedules that weigh what a round costs
 KV_SHARE = 0.25  # of the machine's memory, for KV caches
-FROM_FILES = ("dspark", "draft")  # methods that need a drafter's files
+FROM_FILES = tuple(LOADERS)  # methods that need a drafter's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.drafter is not None and self.draft_model is not None:
             raise UsageError("give a drafter or a draft model, not both")
+        object.__setattr__(self, "method", method_named(self.method))
         if self.cache_dir is not None:  # a plain string does as well
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
 
@@ -156,6 +157,7 @@ def load_engine(
         context_limit=engine.prefiller.context_limit,
         weight_bytes=pair.target.weight_bytes,
         plain_tps=1.0 / cost.plain(1) if cost is not None else None,
+        details=pair.drafter.details if pair.drafter is not None else "",
     )
     return engine, loaded
 
@@ -242,8 +244,7 @@ def choose_method(
     target: Target, drafter: LoadedDrafter | None, asked: Method, why_no_drafter: str
 ) -> tuple[str, str]:
     """What ``asked`` means for this pair, and why. Raises UsageError where it cannot be had."""
-    if asked not in METHODS:
-        raise UsageError(f"no method named {asked!r}", f"choose one of {', '.join(METHODS)}")
+    asked = method_named(asked)
     blocked = target.no_rollback_reason
     if blocked and asked not in ("auto", "none"):
         raise UsageError(

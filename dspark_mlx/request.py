@@ -17,15 +17,40 @@ from typing import Any, Literal
 
 from .errors import UsageError
 
-Method = Literal["auto", "dspark", "draft", "lookup", "none"]
+Method = Literal["auto", "dspark", "dflash", "eagle3", "mtp", "draft", "lookup", "none"]
 DraftSampling = Literal["greedy", "coupled", "probabilistic"]
-METHODS: tuple[Method, ...] = ("auto", "dspark", "draft", "lookup", "none")
+METHODS: tuple[Method, ...] = (
+    "auto",
+    "dspark",
+    "dflash",
+    "eagle3",
+    "mtp",
+    "draft",
+    "lookup",
+    "none",
+)
+# llama.cpp's names of the same methods.
+METHOD_ALIASES: dict[str, Method] = {
+    "draft-simple": "draft",
+    "draft-dflash": "dflash",
+    "draft-eagle3": "eagle3",
+    "draft-mtp": "mtp",
+    "ngram": "lookup",
+}
 DRAFT_SAMPLINGS: tuple[DraftSampling, ...] = ("greedy", "coupled", "probabilistic")
 
 
 def _require(ok: bool, what: str) -> None:
     if not ok:
         raise UsageError(what)
+
+
+def method_named(name: str) -> Method:
+    """The method of that name, ours or llama.cpp's. Raises UsageError."""
+    method = METHOD_ALIASES.get(name, name)
+    if method not in METHODS:
+        raise UsageError(f"no method named {name!r}", f"choose one of {', '.join(METHODS)}")
+    return method
 
 
 def _whole(*values: Any) -> bool:
@@ -204,7 +229,7 @@ class Request:
             "max tokens must be positive, or -1",
         )
         object.__setattr__(self, "max_tokens", int(self.max_tokens))
-        _require(self.method in METHODS, f"method must be one of {', '.join(METHODS)}")
+        object.__setattr__(self, "method", method_named(self.method))
         _require(not isinstance(self.stop, str), "stop must be a tuple of strings, not one string")
         _require(all(isinstance(s, str) for s in self.stop), "stop strings must be text")
         _require(all(self.stop), "a stop string must not be empty")

@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         if args.verbose:
             chosen = f"{loaded.method} ({loaded.reason}), schedule {loaded.schedule}"
             say(f"dspark: {loaded.model}: {chosen}")
+            if loaded.details:
+                say(f"dspark: {loaded.details}")
         engine.submit(request)
         try:
             reply = print_reply(_events(engine, trace), _ignore if args.json else _write)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..registry import DEFAULT_MODEL
-from ..request import DRAFT_SAMPLINGS, METHODS, Cuts, SamplingParams
+from ..request import DRAFT_SAMPLINGS, METHOD_ALIASES, METHODS, Cuts, SamplingParams
 
 if TYPE_CHECKING:
     from ..loading import LoadOptions
@@ -124,7 +124,11 @@ def add_model_flags(
         )
     if decoding:
         group.add_argument(
-            "--method", default="auto", choices=METHODS, help="how to draft (default: %(default)s)"
+            "--method",
+            default="auto",
+            type=lambda name: METHOD_ALIASES.get(name, name),
+            choices=METHODS,
+            help="how to draft; llama.cpp's names do as well (default: %(default)s)",
         )
         group.add_argument(
             "--schedule",

@@ -40,6 +40,9 @@ class CopyRow:
     def extract(self, row: int) -> CopyRow:
         return CopyRow(self.inner.extract(row), self.text.extract(row))
 
+    def can_trim_to(self, row: int, length: int) -> bool:
+        return bool(self.inner.can_trim_to(row, length))
+
 
 class CopyFirst:
     """A proposer that tries a copy of up to ``block`` tokens before it asks ``inner``.

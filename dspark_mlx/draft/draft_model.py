@@ -18,15 +18,14 @@ import mlx.core as mx
 from ..errors import PairingError
 from ..model.rows import Rows
 from ..model.target import Target
+from .chain import MOST_OWED, right_padded
 from .draw import BlockSampler, peak_logits
 from .proposer import Draft, DraftRow, ProposerSpec
+from .rates import PeakRate
 
 # Most tokens of a draft. A draft costs w calls of the draft model, so longer ones seldom pay;
 # speculative decoding papers use 4 to 8.
 BLOCK = 8
-# Owed tokens after which they are fed without a draft, so that a long plain stretch does not
-# end in one long call.
-MOST_OWED = 64
 
 
 @dataclass
@@ -47,6 +46,9 @@ class DraftModelRow:
     def extract(self, row: int) -> DraftModelRow:
         return DraftModelRow(self.rows.extract(row), list(self.owed))
 
+    def can_trim_to(self, row: int, length: int) -> bool:
+        return self.rows.can_trim_to(row, min(length, self.rows.lengths[row]))
+
 
 class DraftModelProposer:
     """The proposer interface over ``model``, which drafts for a target of ``vocab_size`` ids."""
@@ -66,6 +68,7 @@ class DraftModelProposer:
         self._owed: list[list[int]] = []
         # Per row (entries up to the anchor's, drafted entries behind it); None: nothing drafted.
         self._drafted: list[tuple[int, int]] | None = None
+        self._peaks = PeakRate()
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +111,7 @@ class DraftModelProposer:
             self._rows = Rows([], 0)
         self._owed = [self._owed[r] for r in rows]
         self._drafted = None
+        self._peaks.forget()
 
     def extract(self, row: int) -> DraftModelRow:
         return DraftModelRow(self._rows.extract(row), list(self._owed[row]))
@@ -137,7 +141,7 @@ class DraftModelProposer:
         return Draft(
             tokens=mx.stack(tokens, axis=1),
             counts=tuple(row.width for row in rows),
-            confidence=mx.sigmoid(peaks),
+            confidence=self._peaks.of_draft(peaks, [row.params.greedy for row in rows]),
             q=sampler.distributions(),
             peaks=peaks,
         )
@@ -146,7 +150,7 @@ class DraftModelProposer:
         if self._drafted is None and max(map(len, self._owed), default=0) >= MOST_OWED:
             owed, self._owed = self._owed, [[] for _ in self._owed]
             self._feed(self._rows, owed)
-        return self._rows.arrays
+        return [*self._rows.arrays, *self._peaks.arrays]
 
     def commit(
         self,
@@ -154,6 +158,7 @@ class DraftModelProposer:
         verified: Sequence[int],
         accepted: Sequence[int],
     ) -> None:
+        self._peaks.commit(verified, accepted)
         drafted, self._drafted = self._drafted, None
         if drafted is None:
             for owed, tokens in zip(self._owed, context, strict=True):
@@ -178,15 +183,13 @@ class DraftModelProposer:
 
     def _feed(self, rows: Rows, tokens: Sequence[Sequence[int]]) -> mx.array:
         """Each row's ``tokens``, padded on the right: logits ``(B, V)`` behind each row's last."""
-        longest = max(map(len, tokens))
-        if not longest:
+        if not any(tokens):
             return mx.zeros((len(tokens), 0))
         before = list(rows.lengths)
-        padded = mx.array([[*row, *[0] * (longest - len(row))] for row in tokens], dtype=mx.int32)
+        padded, ends = right_padded(tokens)
         logits = self._append(rows, padded)
         rows.trim_to([n + len(row) for n, row in zip(before, tokens, strict=True)])
-        ends = mx.array([max(len(row) - 1, 0) for row in tokens])
-        return mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
+        return mx.take_along_axis(logits, ends, axis=1)[:, 0]
 
 
 def check_vocabulary(ours: Any, theirs: Any, sizes: tuple[int, int]) -> None:

@@ -123,6 +123,10 @@ class RowState(Protocol):
         """A copy; ``row`` is 0."""
         ...
 
+    def can_trim_to(self, row: int, length: int) -> bool:
+        """Whether ``trim_row`` can cut it to ``length``: a window may be gone; ``row`` is 0."""
+        ...
+
 
 class Proposer(Protocol):
     """The interface of every strategy; the order of calls is that of a row's life."""

@@ -107,4 +107,6 @@ class PrefixCache:
             if entry.method != proposer.spec.name or entry.draft is None:
                 return 0
             shared = min(shared, proposer.row_length(entry.draft))
+            if not entry.draft.can_trim_to(0, shared):
+                return 0
         return shared if shared and entry.rows.can_trim_to(0, shared) else 0

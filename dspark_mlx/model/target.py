@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import mlx.core as mx
@@ -108,15 +109,23 @@ class Target:
 
         Returns logits ``(B, L, V)`` and, with ``taps``, features
         ``(B, L, len(taps) * H)``: the raw outputs of those decoder layers
-        (-1: what enters the first), concatenated in that order. Both lazy:
+        (-1: what enters the first; ``num_layers``: what the final norm gives),
+        concatenated in that order. Both lazy:
         logits that nobody evaluates are never computed. ``eager`` is given hidden
         states on the way, for the device to begin on (``mx.async_eval``). The
         caller rolls ``rows`` back to what it keeps before the next call.
         """
         if not taps and eager is None:
             return self.model(tokens, cache=rows.layers), None
-        with record(self.layers, taps, eager) as seen:
+        finals: list[mx.array] = []
+        inner = [tap for tap in taps if tap < self.num_layers]
+        with ExitStack() as stack:
+            seen = stack.enter_context(record(self.layers, inner, eager))
+            if self.num_layers in taps:
+                stack.enter_context(watched(self.norm, finals.append))
             logits = self.model(tokens, cache=rows.layers)
+        if finals:
+            seen[self.num_layers] = finals[-1]
         if not taps:
             return logits, None
         return logits, mx.concatenate([seen[i] for i in taps], axis=-1)
@@ -143,7 +152,7 @@ class Target:
         A model that is right for one row but not for ragged rows, such as one
         that broadcasts masks of its own shape, serves one request at a time.
         """
-        bad = [i for i in taps if not EMBEDDING <= i < self.num_layers]
+        bad = [i for i in taps if not EMBEDDING <= i <= self.num_layers]
         if bad:
             raise ModelError(
                 f"tap {bad[0]} does not exist: this target has layers 0..{self.num_layers - 1}"

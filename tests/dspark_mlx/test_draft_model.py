@@ -111,6 +111,7 @@ def test_a_fresh_row_drafts_the_same(width: int, accepted: int) -> None:
     fresh = drafter("llama", 0.3)
     for t in (text, other):
         fresh.extend(row_of(fresh, t[:-1]))
+    fresh._peaks = proposer._peaks  # what was learned of acceptance belongs to no row
     theirs = fresh.propose(again)
     assert ours.token_rows() == theirs.token_rows()
     for a, b in zip(ours.confidence_rows(), theirs.confidence_rows(), strict=True):

@@ -27,7 +27,9 @@ def load(tmp_path: Path, text: str) -> Registry:
 
 def test_built_in_entries_are_complete(registry: Registry) -> None:
     pairs = {"qwen3-4b", "qwen3-8b", "qwen3-14b", "gemma4-12b"}
-    assert {DEFAULT_MODEL, *pairs, *(f"{name}-4bit" for name in pairs)} == set(registry)
+    dflash = {"qwen3-4b-dflash", "qwen3-8b-dflash", "gemma4-12b-dflash"}
+    four = {f"{name}-4bit" for name in pairs}
+    assert {DEFAULT_MODEL, *pairs, *four, *dflash} == set(registry)
     for entry in registry.values():
         assert entry.title and entry.license and entry.quantization
         assert entry.parameters > 0 and entry.target_bytes > 0 and entry.context > 0

@@ -306,7 +306,7 @@ def test_a_model_that_our_cache_would_change_is_refused() -> None:
 
 
 def test_a_tap_that_does_not_exist_is_named() -> None:
-    for tap in (2, 17, -2):
+    for tap in (3, 17, -2):  # 2 is the output of the final norm
         with pytest.raises(ModelError, match=f"tap {tap} does not exist.*0..1"):
             toy_target("llama").check((0, tap))
 

@@ -2,7 +2,8 @@
 
 Every layer attends, at absolute positions, to its context (keys and values of
 the projected target features, kept in a ``RowsKV``) and to the whole block in
-both directions; there is no causal mask inside a block. ``__call__`` is the
+both directions; only in sliding layers (DFlash has them) is a slot's view limited
+(``block_mask``). ``__call__`` is the
 drafting form, one block a row on a context cache; ``over_blocks`` is the
 training form, many blocks a row, each seeing the context before its own anchor.
 Both share one set of projections. Heads, embeddings and loading live elsewhere.
@@ -16,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import initialize_rope
 
+from ...model.cache import RowsKV
 from .config import DrafterConfig
 
 
@@ -35,8 +37,10 @@ class DraftAttention(nn.Module):
     ``attention_k_eq_v`` has no ``v_proj``: values are the keys before norm and rope.
     """
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, window: int | None = None) -> None:
         super().__init__()
+        self.window, self.causal = window, config.window_causal
+        self.from_anchor = config.window_from_anchor
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.heads, self.kv_heads, self.head_dim = (
             config.num_attention_heads,
@@ -67,22 +71,40 @@ class DraftAttention(nn.Module):
     def queries(self, x: mx.array, offset: int | mx.array) -> mx.array:
         return self.rope(self.q_norm(self._split(self.q_proj(x), self.heads)), offset=offset)
 
-    def __call__(self, x: mx.array, context: Any) -> mx.array:
+    def __call__(self, x: mx.array, context: RowsKV) -> mx.array:
         """One block a row, ``x (B, G, H)``, on a RowsKV; leaves the context as it found it."""
         lengths, offset, width = list(context.lengths), context.offset, x.shape[1]
         queries = self.queries(x, offset)
+        mask = self._block_mask(context, width)
         # The block borrows the free places behind the context: no copy of the context is made,
         # and rolling back only lowers the lengths.
         keys, values = context.update_and_fetch(*self.keys_values(x, offset))
         context.trim_to(lengths)
-        mask = None
-        if min(lengths) != max(lengths):
-            ends = mx.array(lengths, dtype=mx.int32) + width
-            mask = (mx.arange(keys.shape[2]) < ends[:, None])[:, None, None, :]
         out = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.scale, mask=mask
         )
         return self._merge(out)
+
+    def _block_mask(self, context: RowsKV, width: int) -> mx.array | None:
+        """What ``width`` slots behind ``context`` may attend to; None: everything.
+
+        With a window W, the slot at position q sees keys at positions > q - W, or,
+        counted from the anchor at position a, keys at positions >= a - W.
+        """
+        held = [n - s for n, s in zip(context.lengths, context.start, strict=True)]
+        if self.window is None and min(held) == max(held):
+            return None
+        first = 0 if context.window is None else max(0, min(held) - context.window + 1)
+        column = mx.arange(first, max(held) + width)
+        anchor = mx.array(held, dtype=mx.int32)[:, None, None, None]
+        slot = anchor + mx.arange(width)[:, None]
+        mask = column < anchor + width
+        if self.window is not None:
+            if self.causal:
+                mask = column <= slot
+            reach = anchor - 1 if self.from_anchor else slot
+            mask = mask & (column > reach - self.window)
+        return mask
 
     def over_blocks(
         self, x: mx.array, context: tuple[mx.array, mx.array], anchors: mx.array, visible: mx.array
@@ -141,10 +163,10 @@ class MLP(nn.Module):
 class DraftLayer(nn.Module):
     """One pre-norm layer; Gemma 4's also normalises what each half adds, and scales the sum."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, window: int | None = None) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = DraftAttention(config)
+        self.self_attn = DraftAttention(config, window)
         self.mlp = MLP(config)
         self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)

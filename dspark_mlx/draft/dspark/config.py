@@ -22,7 +22,7 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
-    """Shapes and constants of one DSpark drafter.
+    """Shapes and constants of one block drafter: DSpark, or DFlash without its heads.
 
     ``head_dim`` and ``num_key_value_heads`` are those of the draft layers, which
     in Gemma 4 terms are the *global* (full attention) ones. ``block_size`` is the
@@ -57,6 +57,12 @@ class DrafterConfig:
     sample_from_anchor: bool = True
     """Whether the anchor's own slot predicts. False (a speculators habit): the block holds one
     more slot than it predicts, and slot k predicts the token at its own position."""
+    windows: tuple[int | None, ...] = ()
+    """Per layer the sliding window, None for full attention; () for full attention everywhere."""
+    window_causal: bool = True
+    """Whether a slot of a sliding layer sees only the slots before it, beside itself."""
+    window_from_anchor: bool = False
+    """Whether a window reaches back from the anchor, equally for all slots, or from each slot."""
     target_hidden_size: int | None = None
     """Width of one tapped layer; None: ``hidden_size``."""
     num_target_layers: int | None = None
@@ -81,23 +87,11 @@ class DrafterConfig:
     @classmethod
     def from_folder(cls, folder: str | Path) -> DrafterConfig:
         """Read ``folder/config.json``. Raises ModelError saying what is missing or wrong."""
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise ModelError(f"no drafter folder at {folder}", "check the path")
-        path = folder / "config.json"
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ModelError(
-                f"{folder} has no config.json", "a drafter is a folder in DeepSpec's layout"
-            ) from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"cannot read {path}: {error}") from None
-        if not isinstance(data, dict):
-            raise ModelError(f"{path} does not hold a JSON object")
+        data = read_config(folder)
         try:
             return cls.from_dict(data)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            path = Path(folder) / "config.json"
             raise ModelError(f"{path} is no drafter's config: {error!r}") from None
 
     @classmethod
@@ -165,6 +159,25 @@ class DrafterConfig:
         return out
 
 
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The object in ``folder/config.json``. Raises ModelError."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"no drafter folder at {folder}", "check the path")
+    path = folder / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{folder} has no config.json", "a drafter is a folder in DeepSpec's layout"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} does not hold a JSON object")
+    return data
+
+
 # -- checking --------------------------------------------------------------------------
 
 
@@ -217,5 +230,9 @@ def _check(c: DrafterConfig) -> None:
         raise bad("confidence_head_with_markov", "needs a Markov head")
     if c.final_logit_softcapping is not None and c.final_logit_softcapping <= 0:
         raise bad("final_logit_softcapping", "must be positive")
+    if c.windows and len(c.windows) != c.num_hidden_layers:
+        raise bad("layer_types", f"names {len(c.windows)} of {c.num_hidden_layers} layers")
+    if any(w is not None and w < 1 for w in c.windows):
+        raise bad("sliding_window", "must be at least 1")
     if not 0 < c.rms_norm_eps < 1:
         raise bad("rms_norm_eps", f"must be positive and below 1, got {c.rms_norm_eps}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def load_drafter(
     quantize_bits: int | None = None,
     dtype: mx.Dtype | None = None,
     share_with_target: bool = False,
+    config: DrafterConfig | None = None,
+    network: type[Drafter] = Drafter,
 ) -> Drafter:
     """Load a DSpark drafter for ``target`` from a folder, evaluated and ready to draft.
 
@@ -44,18 +47,19 @@ def load_drafter(
     float32. ``dtype`` defaults to float32 on the CPU, where half precision is
     slow, and to the checkpoint's own type elsewhere. ``share_with_target`` uses
     the target's embedding and lm_head even where the checkpoint has copies of
-    them, which saves their memory. Without a target only a checkpoint that is
+    them, which saves their memory. ``config`` and ``network`` are for another kind
+    of block drafter, whose config.json was read already. Without a target only a checkpoint that is
     complete in itself loads, unchecked against any.
 
     Raises ModelError (missing, surplus, misshapen or truncated tensors, bad
     config) or its kind PairingError (a drafter for another target).
     """
     folder = Path(path)
-    config = DrafterConfig.from_folder(folder)
+    config = config or DrafterConfig.from_folder(folder)
     if target is not None:
         check_pairing(config, target)
     try:
-        drafter = _load(folder, config, target, quantize_bits, dtype, share_with_target)
+        drafter = _load(network(config), folder, target, quantize_bits, dtype, share_with_target)
     except (DsparkError, KeyboardInterrupt):
         raise
     except Exception as error:  # a config whose values are of no use to the layers
@@ -74,15 +78,17 @@ def load_drafter(
 
 
 def _load(
+    drafter: Drafter,
     folder: Path,
-    config: DrafterConfig,
     target: TargetLike | None,
     quantize_bits: int | None,
     dtype: mx.Dtype | None,
     share_with_target: bool,
 ) -> Drafter:
-    weights = {k: v for k, v in read_tensors(folder).items() if k not in _IGNORED}
-    target_ids = _draft_vocabulary(config, weights)
+    config = drafter.config
+    weights = {k.removeprefix("model."): v for k, v in read_tensors(folder).items()}
+    weights = {k: v for k, v in weights.items() if k not in _IGNORED}
+    target_ids = draft_vocabulary(config.draft_vocab_size, config.vocab_size, weights)
     if share_with_target:
         if target is None:
             raise UsageError("share_with_target needs a target")
@@ -92,11 +98,10 @@ def _load(
         missing = " or ".join(name for name in _SHAREABLE if name not in own)
         raise ModelError(f"{folder} has no {missing}", "load it together with its target")
 
-    drafter = Drafter(config)
     if config.quantization is not None:
         _quantize(drafter, config.quantization, lambda name: f"{name}.scales" in weights)
-    _check_tensors(folder, drafter, weights, own)
-    drafter.load_weights(list(_cast(weights, dtype or _default_dtype(weights)).items()), False)
+    check_tensors(folder, drafter, weights, own)
+    drafter.load_weights(list(_cast(weights, dtype or default_dtype(weights)).items()), False)
     if target_ids is not None:
         drafter.set_draft_vocabulary(target_ids)
     if target is not None:
@@ -111,11 +116,19 @@ def _load(
 
 def quantize_drafter(drafter: Drafter, bits: int) -> None:
     """Quantise backbone and own lm_head in place to 4 or 8 bits; heads are left alone."""
-    if bits not in (4, 8):
-        raise UsageError(f"a drafter can be quantised to 4 or 8 bits, not {bits}")
     if drafter.config.quantization is not None:
         raise UsageError("this drafter is quantised already")
-    widths = [m.weight.shape[1] for n, m in drafter.named_modules() if _is_backbone(drafter, n, m)]
+    quantization = quantize_linears(drafter, bits, lambda n, m: _is_backbone(drafter, n, m))
+    drafter.config = dataclasses.replace(drafter.config, quantization=quantization)
+
+
+def quantize_linears(
+    drafter: nn.Module, bits: int, chosen: Callable[[str, nn.Module], bool]
+) -> dict[str, int]:
+    """Quantise the modules ``chosen(name, module)`` in place; returns bits and group size."""
+    if bits not in (4, 8):
+        raise UsageError(f"a drafter can be quantised to 4 or 8 bits, not {bits}")
+    widths = [m.weight.shape[-1] for n, m in drafter.named_modules() if chosen(n, m)]
     group = next((g for g in _GROUP_SIZES if all(w % g == 0 for w in widths)), None)
     if group is None:
         raise ModelError(
@@ -125,8 +138,8 @@ def quantize_drafter(drafter: Drafter, bits: int) -> None:
         )
     quantization = {"bits": bits, "group_size": group}
     modules = dict(drafter.named_modules())
-    _quantize(drafter, quantization, lambda name: _is_backbone(drafter, name, modules[name]))
-    drafter.config = dataclasses.replace(drafter.config, quantization=quantization)
+    _quantize(drafter, quantization, lambda name: chosen(name, modules[name]))
+    return quantization
 
 
 def read_tensors(folder: Path) -> dict[str, mx.array]:
@@ -169,14 +182,15 @@ def _read_file(path: Path) -> dict[str, mx.array]:
     return tensors
 
 
-def _draft_vocabulary(config: DrafterConfig, weights: dict[str, mx.array]) -> mx.array | None:
-    """Take ``d2t`` and ``t2d`` out of ``weights``; return target ids of the draft columns.
+def draft_vocabulary(
+    size: int | None, vocab_size: int, weights: dict[str, mx.array]
+) -> mx.array | None:
+    """Take ``d2t`` and ``t2d`` out of ``weights``; return target ids of ``size`` draft columns.
 
     ``d2t[i]`` is an offset: draft id i stands for target id ``i + d2t[i]``.
     """
     offsets, member = weights.pop("d2t", None), weights.pop("t2d", None)
-    size = config.draft_vocab_size
-    if size is None or (offsets is None and size == config.vocab_size):
+    if size is None or (offsets is None and size == vocab_size):
         return None
     if offsets is None:
         raise ModelError(f"a draft vocabulary of {size} ids, but no d2t tensor to read them by")
@@ -185,20 +199,24 @@ def _draft_vocabulary(config: DrafterConfig, weights: dict[str, mx.array]) -> mx
     if not mx.issubdtype(offsets.dtype, mx.integer):
         raise ModelError(f"tensor d2t holds {offsets.dtype}, no whole numbers")
     ids = np.arange(size) + np.array(offsets).astype(np.int64)
-    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != size:
+    if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) != size:
         raise ModelError(f"tensor d2t does not map to {size} different ids below the vocabulary")
     if member is not None:
         mask = np.array(member).astype(bool)
-        if mask.shape != (config.vocab_size,) or set(np.flatnonzero(mask)) != set(ids.tolist()):
+        if mask.shape != (vocab_size,) or set(np.flatnonzero(mask)) != set(ids.tolist()):
             raise ModelError("tensors d2t and t2d disagree on which ids are drafted")
-    if size == config.vocab_size and np.array_equal(ids, np.arange(size)):
+    if size == vocab_size and np.array_equal(ids, np.arange(size)):
         return None
     return mx.array(ids.astype(np.int32))
 
 
-def _check_tensors(
-    folder: Path, drafter: Drafter, weights: dict[str, mx.array], own: frozenset[str]
+def check_tensors(
+    folder: Path, drafter: nn.Module, weights: dict[str, mx.array], own: frozenset[str]
 ) -> None:
+    """Raise ModelError unless ``weights`` are exactly those of ``drafter``.
+
+    Of embedding and lm_head only those in ``own`` must be there.
+    """
     expected = {
         name: value
         for name, value in named_tensors(drafter).items()
@@ -236,7 +254,7 @@ def _names(names: list[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
-def _default_dtype(weights: dict[str, mx.array]) -> mx.Dtype:
+def default_dtype(weights: dict[str, mx.array]) -> mx.Dtype:
     if mx.default_device().type == mx.DeviceType.cpu:
         return mx.float32
     return weights["norm.weight"].dtype
@@ -257,7 +275,7 @@ def _is_backbone(drafter: Drafter, name: str, module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and name.split(".")[0] in ("layers", "fc", "lm_head")
 
 
-def _quantize(drafter: Drafter, quantization: Any, chosen: Any) -> None:
+def _quantize(drafter: nn.Module, quantization: Any, chosen: Any) -> None:
     nn.quantize(
         drafter,
         group_size=quantization["group_size"],

@@ -91,7 +91,8 @@ class Drafter(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
         self.fc = nn.Linear(config.feature_size, hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.layers = [DraftLayer(config) for _ in range(config.num_hidden_layers)]
+        windows = config.windows or (None,) * config.num_hidden_layers
+        self.layers = [self._make_layer(config, window) for window in windows]
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.lm_head: nn.Module = nn.Linear(hidden, config.logit_size, bias=False)
         self.markov_head = make_head(config)
@@ -101,10 +102,13 @@ class Drafter(nn.Module):
             self.confidence_head = ConfidenceHead(hidden + extra)
         # Slots at the block's front that predict nothing (speculators' bonus anchor).
         self.silent_slots = 0 if config.sample_from_anchor else 1
-        self._embed_scale = hidden**0.5 if config.architecture == "gemma4" else 1.0
+        self.embed_scale = hidden**0.5 if config.architecture == "gemma4" else 1.0
         self._draft_to_target: mx.array | None = None
         self._logit_limit: int | None = None
         self.freeze_shared()
+
+    def _make_layer(self, config: DrafterConfig, window: int | None) -> DraftLayer:
+        return DraftLayer(config, window)
 
     def freeze_shared(self) -> None:
         """Embedding and lm_head are the target's own and never trained."""
@@ -161,7 +165,10 @@ class Drafter(nn.Module):
 
     def make_context(self, rows: int = 1) -> list[RowsKV]:
         """An empty context: one cache a draft layer."""
-        return [RowsKV(rows) for _ in self.layers]
+        windows = self.config.windows or (None,) * len(self.layers)
+        # Counted from the anchor, a window reaches one position further than from slot 0 itself.
+        more = int(self.config.window_from_anchor)
+        return [RowsKV(rows, window and window + more) for window in windows]
 
     def extend(
         self,
@@ -244,10 +251,7 @@ class Drafter(nn.Module):
         state = None if head is None else head.start(anchors.shape)
         logits, draft_ids, tokens = [], [], [anchors]
         for k in range(hidden.shape[1]):
-            slot = base[:, k]
-            if head is not None:
-                bias, state = head.bias(previous, hidden[:, k], state)
-                slot = slot + bias
+            slot, state = self.slot_logits(base[:, k], previous, hidden[:, k], state)
             ids = mx.argmax(slot, axis=-1) if sampler is None else sampler(slot, k)
             ids = ids.astype(mx.int32)
             previous = self.to_target_ids(ids)
@@ -261,6 +265,15 @@ class Drafter(nn.Module):
             hidden=hidden,
             confidence_logits=self.confidence(hidden, mx.stack(tokens[:-1], axis=1)),
         )
+
+    def slot_logits(
+        self, base: mx.array, previous: mx.array, hidden: mx.array, state: mx.array | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """One slot's logits ``(B, Vd)`` behind tokens ``previous (B,)``, and the next state."""
+        if self.markov_head is None:
+            return base, state
+        bias, state = self.markov_head.bias(previous, hidden, state)
+        return base + bias, state
 
     def confidence(self, hidden: mx.array, previous: mx.array) -> mx.array | None:
         """Confidence logits of slots ``hidden (..., G, H)`` behind tokens ``previous (..., G)``."""
@@ -317,4 +330,4 @@ class Drafter(nn.Module):
         anchor = mx.minimum(anchor_tokens, last)[..., None]
         masks = mx.full((*anchor_tokens.shape, slots - 1), self.config.mask_token_id, anchor.dtype)
         x = self.embed_tokens(mx.concatenate([anchor, masks], axis=-1))
-        return (x * self._embed_scale).astype(self.dtype)
+        return (x * self.embed_scale).astype(self.dtype)

@@ -8,6 +8,7 @@ the target's own modules, quantised or not. No files are read here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from .network import Drafter, TiedHead
 # Two sizes of one tokenizer differ by rows added to round the matrix up; more is another tokenizer.
 _PADDING_ROWS = 1024
 _PADDING_SHARE = 0.01
+HINT = "choose the drafter that was trained for this target"
 
 
 class TargetLike(Protocol):
@@ -35,45 +37,70 @@ class TargetLike(Protocol):
 
 def check_pairing(config: DrafterConfig, target: TargetLike) -> None:
     """Raise PairingError, naming what differs, unless the drafter was made for such a target."""
-    hint = "choose the drafter that was trained for this target"
-    made_for = config.num_target_layers
+    check_reading(
+        target,
+        taps=config.target_layer_ids,
+        width=config.target_hidden_size or config.hidden_size,
+        vocab_size=config.vocab_size,
+        made_for=config.num_target_layers,
+    )
+    outside = [i for i in config.target_layer_ids if i >= target.num_layers]
+    if outside:
+        raise _tap_outside(outside[0], target)
+    theirs = target.vocab_size
+    if config.mask_token_id >= theirs:
+        raise PairingError(
+            f"the drafter's mask token {config.mask_token_id} "
+            f"is outside the target's vocabulary of {theirs}",
+            HINT,
+        )
+
+
+def check_reading(
+    target: TargetLike,
+    *,
+    taps: Sequence[int],
+    width: int,
+    vocab_size: int,
+    made_for: int | None = None,
+) -> None:
+    """Raise PairingError unless ``target`` has these taps, this hidden width and vocabulary.
+
+    ``made_for`` is the number of target layers, where the drafter says it.
+    """
     if made_for is not None and made_for != target.num_layers:
         raise PairingError(
             f"the drafter was trained on a target of {made_for} layers, "
             f"this one has {target.num_layers}",
-            hint,
+            HINT,
         )
-    outside = [i for i in config.target_layer_ids if i >= target.num_layers]
+    outside = [i for i in taps if not -1 <= i <= target.num_layers]
     if outside:
-        raise PairingError(
-            f"the drafter taps layer {outside[0]}, "
-            f"but the target has layers 0..{target.num_layers - 1}",
-            hint,
-        )
+        raise _tap_outside(outside[0], target)
     if not target.hidden_size:
         raise PairingError(
             "no token embedding and final norm were found in this target, so nothing can read it",
             "use --method lookup",
         )
-    width = config.target_hidden_size or config.hidden_size
     if width != target.hidden_size:
         raise PairingError(
             f"the drafter reads hidden states of width {width}, "
             f"the target's have {target.hidden_size}",
-            hint,
+            HINT,
         )
-    ours, theirs = config.vocab_size, target.vocab_size
+    ours, theirs = vocab_size, target.vocab_size
     if abs(ours - theirs) > min(_PADDING_ROWS, _PADDING_SHARE * max(ours, theirs)):
         raise PairingError(
             f"the drafter's vocabulary has {ours} ids, the target's {theirs}: another tokenizer",
-            hint,
+            HINT,
         )
-    if config.mask_token_id >= theirs:
-        raise PairingError(
-            f"the drafter's mask token {config.mask_token_id} "
-            f"is outside the target's vocabulary of {theirs}",
-            hint,
-        )
+
+
+def _tap_outside(tap: int, target: TargetLike) -> PairingError:
+    return PairingError(
+        f"the drafter taps layer {tap}, but the target has layers 0..{target.num_layers - 1}",
+        HINT,
+    )
 
 
 def attach_target(drafter: Drafter, target: TargetLike, own: frozenset[str] = frozenset()) -> None:
@@ -116,7 +143,7 @@ def _fit_vocabulary(drafter: Drafter, target: TargetLike, head_is_borrowed: bool
         if head_is_borrowed:
             drafter.lm_head = take_rows(drafter.lm_head, ids)
         return
-    if drafter.config.draft_vocab_size is not None:
+    if drafter.config.draft_vocab_size not in (None, drafter.config.vocab_size):
         raise PairingError(
             f"a draft vocabulary of {drafter.config.draft_vocab_size} ids without its d2t table"
         )
