@@ -186,7 +186,7 @@ def _draft(proposer: Any, texts: Sequence[list[int]], widths: Sequence[int]) -> 
         DraftRow(text[-1], len(text), SamplingParams(), w)
         for text, w in zip(texts, widths, strict=True)
     ]
-    draft: Draft = proposer.propose(rows)
+    draft: Any = proposer.propose(rows)
     return draft
 
 

@@ -94,7 +94,11 @@ def _from_zlab(data: Mapping[str, Any]) -> DrafterConfig:
         if None not in both and both[0] != both[1]:
             raise bad(key, f"is {both[0]!r} at the top and {both[1]!r} in dflash_config")
     data = {**data, **{key: value for key, value in nested.items() if value is not None}}
+    if data.get("rope_is_neox_style") is False:
+        raise bad("rope_is_neox_style", "is false, and DFlash's rope is read as neox only")
     fields = layer_fields(_windowed(data), "qwen3", sliding=True)
+    if data.get("causal") and not fields["windows"]:
+        raise bad("causal", "is set, but only sliding layers can be causal here")
     taps = wholes(data, "target_layer_ids")  # outputs of these layers, counted from 0
     causal = flag(data, "causal", flag(data, "is_causal", True))
     if second:

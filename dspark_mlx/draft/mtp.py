@@ -50,6 +50,8 @@ class Family:
 
     prefix: str
     parts: Mapping[str, str]
+    second: str
+    """What the names of a second MTP layer would contain, {m} being n + 1."""
     layer: str = ""
     ignored: tuple[str, ...] = ()
     zero_centred: bool = False
@@ -68,6 +70,7 @@ _NEXTN = Family(
         "eh_proj": "eh_proj",
         "shared_head.norm": "norm",
     },
+    second="model.layers.{m}.",
     ignored=("embed_tokens.weight", "shared_head.head.weight"),
 )
 _QWEN = Family(
@@ -78,6 +81,7 @@ _QWEN = Family(
         "fc": "eh_proj",
         "norm": "norm",
     },
+    second="layers.1.",
     layer="layers.0.",
     ignored=("embed_tokens.weight", "lm_head.weight"),
     zero_centred=True,
@@ -90,6 +94,7 @@ _MIMO = Family(
         "input_proj": "eh_proj",
         "final_layernorm": "norm",
     },
+    second="model.mtp_layers.1.",
     hidden_first=True,
     skips_first_embedding=True,
 )
@@ -339,9 +344,9 @@ def _of_layer(
             f"{folder} has no tensors named {prefix}*",
             "converted checkpoints have none: name the original repository with --drafter",
         )
-    others = (f"layers.{1}.", prefix.replace(f"{layers}.", f"{layers + 1}."))
-    more = any(name.startswith(others[0]) for name in found) if family.layer else False
-    if more or (family is _NEXTN and any(name.startswith(others[1]) for name in tensors)):
+    second = family.second.format(m=layers + 1)
+    # Qwen's are counted behind the prefix, all others in the whole name.
+    if any(second in name for name in (found if family.layer else tensors)):
         raise ModelError(
             f"{folder} has more than one MTP layer", "only checkpoints with one are supported"
         )

@@ -19,7 +19,7 @@ from ..model.load import load_target
 from ..model.target import Target
 from . import dflash, eagle3, mtp
 from .dflash import describe
-from .draft_model import DraftModelProposer, check_vocabulary
+from .draft_model import BLOCK, DraftModelProposer, check_vocabulary
 from .dspark.layouts import ARCHITECTURES as DSPARK_ARCHITECTURES
 from .dspark.load import load_drafter
 from .dspark.network import Drafter
@@ -70,7 +70,13 @@ def draft_model(model: Target, tokenizer: Any, target: Target, theirs: Any) -> L
         )
     if tokenizer is not None:
         check_vocabulary(theirs, tokenizer, (target.vocab_size, model.vocab_size))
-    return LoadedDrafter("draft", model, (), lambda: DraftModelProposer(model, target.vocab_size))
+    return LoadedDrafter(
+        "draft",
+        model,
+        (),
+        lambda: DraftModelProposer(model, target.vocab_size),
+        f"a language model of {model.num_layers} layers; block {BLOCK}",
+    )
 
 
 def load_for(

@@ -21,6 +21,7 @@ from toys import prompt
 from dspark_mlx.draft import DraftRow
 from dspark_mlx.draft.dflash import DFlashProposer, describe, dflash_config, load_dflash
 from dspark_mlx.draft.dflash2 import DFlash2, DFlash2Config
+from dspark_mlx.draft.dspark.config import DrafterConfig
 from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.draft.dspark.pairing import attach_target
 from dspark_mlx.draft.registry import kind_of
@@ -86,7 +87,12 @@ def test_two_ragged_rows_draft_as_each_alone() -> None:
 # -- on toys ----------------------------------------------------------------------------------
 
 
-SECOND = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 8, "selector_top_k": 5}
+SECOND: dict[str, Any] = {
+    "conv_kernel_size": 2,
+    "conv_group_size": 8,
+    "selector_rank": 8,
+    "selector_top_k": 5,
+}
 
 
 def toy(
@@ -236,6 +242,24 @@ def test_the_layout_of_speculators() -> None:
     assert config.windows == (64, 64) and config.window_from_anchor and config.window_causal
 
 
+def test_a_window_that_only_use_swa_tells_of() -> None:
+    nested = {**ZLAB["dflash_config"], "use_swa": True, "swa_window_size": 32, "causal": False}
+    config = dflash_config({**ZLAB, "dflash_config": nested})
+    assert config.windows == (32, 32) and not config.window_causal
+
+
+def test_specforge_keeps_the_keys_of_dspark_in_dflash_config() -> None:
+    """Its drafters are DSpark's, and are told from DFlash's by their projector."""
+    plain = json.loads((DRAFTERS / "qwen3_vanilla" / "config.json").read_text())
+    inside = ("mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
+    nested = {"projector_type": "dspark", **{key: plain[key] for key in inside}}
+    outside = {key: value for key, value in plain.items() if key not in inside}
+    exported = {**outside, "architectures": ["DSparkDraftModel"], "dflash_config": nested}
+    assert DrafterConfig.from_dict(exported) == DrafterConfig.from_dict(plain)
+    with pytest.raises(ModelError, match="not a DSpark drafter"):
+        DrafterConfig.from_dict({**plain, "architectures": ["DSparkDraftModel"]})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -245,6 +269,8 @@ def test_the_layout_of_speculators() -> None:
         ({"dflash_config": {**ZLAB["dflash_config"], "gate": 1}}, "'dflash_config.gate' is unk"),
         ({"dflash_config": {**ZLAB["dflash_config"], "projector_type": "domino"}}, "'domino'"),
         ({"architectures": ["DFlash2DraftModel"]}, "'conv_kernel_size' is missing"),
+        ({"rope_is_neox_style": False}, "'rope_is_neox_style' is false"),
+        ({"dflash_config": {**ZLAB["dflash_config"], "causal": True}}, "'causal' is set"),
         ({"dflash_config": [1]}, "'dflash_config' must be an object"),
         ({"num_target_layers": 9}, "trained on a target of 9 layers"),
         ({"vocab_size": 4000}, "another tokenizer"),

@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import ModelError
 
 ARCHITECTURES = {"Qwen3DSparkModel": "qwen3", "Gemma4DSparkModel": "gemma4"}
+_SPECFORGE = "DSparkDraftModel"
 ACTIVATIONS = {"qwen3": ("silu",), "gemma4": ("gelu_pytorch_tanh",)}
 
 _ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -168,6 +169,12 @@ def _draft_fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_deepspec(data: Mapping[str, Any]) -> dict[str, Any]:
     names = data.get("architectures") or []
+    nested = data.get("dflash_config")
+    if isinstance(nested, Mapping) and nested.get("projector_type") == "dspark":
+        # SpecForge's export: DSpark's own keys stand in here, some of them at the top as well.
+        data = {**data, **{key: value for key, value in nested.items() if value is not None}}
+        if _SPECFORGE in names:
+            names = ["Qwen3DSparkModel"]
     architecture = next((ARCHITECTURES[n] for n in names if n in ARCHITECTURES), None)
     if architecture is None:
         raise ModelError(
