@@ -177,6 +177,9 @@ class Prefiller:
     def remember(self, state: Prefix) -> None:
         """Keep a row's state for requests that begin alike."""
         if self._target.rollback == "exact":
+            proposer = self._proposers.get(state.method)
+            if proposer is None or not proposer.spec.keeps_state:
+                state.draft = None  # the next prompt starts it from its tokens
             self.prefixes.put(state)
 
     def _prefill_chunk(self, seq: SequenceState, state: Prefix, chunk: list[int]) -> None:
