@@ -14,7 +14,7 @@ import subprocess
 
 import psutil
 
-from .schedule.load import Host
+from .schedule.device_load import Host
 
 PATIENCE = 0.5  # seconds for pmset to answer
 

@@ -21,18 +21,18 @@ from . import sources
 from .draft import Proposer
 from .draft.copying import CopyFirst
 from .draft.lookup import LookupProposer
-from .draft.registry import LOADERS, LoadedDrafter, load_for
+from .draft.strategies import LOADERS, LoadedDrafter, load_for
 from .engine.engine import Engine
 from .errors import DsparkError, UsageError
 from .events import CostTable, Loaded, Loading, Notice
 from .load_probe import probe
-from .model.load import load_target
+from .model.load_target import load_target
 from .model.target import Target
 from .profiling import load_or_profile
 from .registry import ModelEntry, Registry
 from .request import Method, method_named
 from .schedule import CostModel, Off, Policy, make_policy
-from .schedule.load import LoadMonitor
+from .schedule.device_load import LoadMonitor
 
 Report: TypeAlias = Callable[[Loading | Notice | CostTable], None]
 

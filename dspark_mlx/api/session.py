@@ -16,8 +16,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
 from ..draft.dspark.network import Drafter
-from ..draft.registry import draft_model as small_model
-from ..draft.registry import dspark_drafter, load_for
+from ..draft.strategies import draft_model as small_model
+from ..draft.strategies import dspark_drafter, load_for
 from ..engine.engine import Engine
 from ..engine.prefix_cache import Prefix
 from ..engine.text import encode_text

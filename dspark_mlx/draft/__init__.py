@@ -2,7 +2,7 @@
 
 Read ``proposer`` (the interface), ``lookup`` and ``copying`` (copies of earlier
 text), ``dspark/`` (the paper's drafter), ``draft_model`` (a small language model),
-``draw`` (how tokens are drawn), ``registry`` (which folder holds which strategy).
+``draw`` (how tokens are drawn), ``strategies`` (which folder holds which strategy).
 """
 
 from .proposer import Draft, DraftRow, Proposer, ProposerSpec, RowState

@@ -20,7 +20,7 @@ from ..errors import ModelError
 from .dflash2 import DFlash2, DFlash2Config
 from .dspark.config import DrafterConfig, read_config
 from .dspark.layouts import bad, flag, layer_fields, maybe_whole, need, whole, wholes
-from .dspark.load import load_drafter
+from .dspark.load_drafter import load_drafter
 from .dspark.network import Drafter
 from .dspark.pairing import TargetLike
 from .dspark.proposer import DSparkProposer

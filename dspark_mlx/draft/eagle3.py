@@ -32,7 +32,7 @@ from .dflash import embedding_scale
 from .dspark.backbone import MLP, make_rope
 from .dspark.config import DrafterConfig, read_config
 from .dspark.layouts import bad, flag, layer_fields, maybe_whole, need, wholes
-from .dspark.load import (
+from .dspark.load_drafter import (
     check_tensors,
     default_dtype,
     draft_vocabulary,

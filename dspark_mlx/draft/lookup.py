@@ -114,7 +114,7 @@ class LookupProposer:
     def copy(self, row: int, anchor: int, width: int) -> tuple[list[int], list[float]]:
         """What may follow ``anchor`` in that row, with the chance of each token in turn.
 
-        Behind k tokens that stood, the match is k tokens longer.
+        Behind k accepted tokens the match is k tokens longer.
         """
         n, drafted = self._rows[row].draft(anchor, width)
         return drafted, [self.match_rate.rate(n + k) for k in range(len(drafted))]

@@ -30,7 +30,7 @@ from ..model.rows import Rows
 from ..model.target import Target, named_tensors
 from .chain import ChainProposer
 from .dspark.config import read_config
-from .dspark.load import check_tensors, quantize_linears
+from .dspark.load_drafter import check_tensors, quantize_linears
 from .dspark.network import TiedHead
 from .dspark.pairing import check_reading
 

@@ -22,7 +22,7 @@ from ..model.target import Target
 from ..model.verify import RowSpec, verify
 from ..request import Request
 from ..schedule.cost import CostModel
-from ..schedule.load import LoadMonitor
+from ..schedule.device_load import LoadMonitor
 from ..schedule.policy import Outcome, Policy, RowView
 from .batch import Batch
 from .clock import PipelinedTime, RoundClock

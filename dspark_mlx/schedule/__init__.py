@@ -1,7 +1,7 @@
 """How many drafted tokens to verify: policies, the cost and load they act on.
 
 Pure throughout (numpy at most): no mlx, no clock, no I/O. Read ``policy`` (what a policy
-is), ``cost`` and ``prices`` (what a round takes), ``acceptance`` (what a draft wins),
+is), ``cost`` and ``round_prices`` (what a round takes), ``acceptance`` (what a draft wins),
 ``limits`` (from one width to a schedule), then ``static``, ``paper`` and ``auto``.
 """
 

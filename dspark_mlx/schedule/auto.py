@@ -34,7 +34,7 @@ from .limits import (
 )
 from .paper import first_fall, total_gain
 from .policy import Floats, Outcome, Plan, RowView, Schedule
-from .prices import Prices
+from .round_prices import Prices
 
 MARGIN = 0.01  # how much better drafting must be before it is taken up again
 WAITS = (16, 256)  # plain rounds between two explorations: at first, and at most

@@ -17,7 +17,7 @@ from .acceptance import Acceptance
 from .cost import CostModel
 from .limits import any_needs_confidence, cumulative, limits, marginal_gains, padded, unpriced
 from .policy import Floats, Outcome, Plan, RowView, Schedule
-from .prices import Prices
+from .round_prices import Prices
 
 LAG = 2  # rounds: §5.2 settles a round's capacity while the one before it still runs
 

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..draft.dspark.config import DrafterConfig
-from ..draft.dspark.load import load_drafter
+from ..draft.dspark.load_drafter import load_drafter
 from ..draft.dspark.network import Drafter
 from ..draft.dspark.pairing import attach_target
 from ..errors import UsageError

@@ -24,7 +24,7 @@ from dspark_mlx.draft.dflash2 import DFlash2, DFlash2Config
 from dspark_mlx.draft.dspark.config import DrafterConfig
 from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.draft.dspark.pairing import attach_target
-from dspark_mlx.draft.registry import kind_of
+from dspark_mlx.draft.strategies import kind_of
 from dspark_mlx.errors import ModelError
 from dspark_mlx.request import SamplingParams
 

@@ -14,7 +14,7 @@ from drafter_toys import DRAFTERS, NAMES, ToyTarget, edited_copy, toy_drafter, t
 from mlx.utils import tree_flatten
 
 from dspark_mlx.draft.dspark.calibration import DraftCalibration, Scale
-from dspark_mlx.draft.dspark.load import load_drafter, quantize_drafter
+from dspark_mlx.draft.dspark.load_drafter import load_drafter, quantize_drafter
 from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.draft.dspark.pairing import attach_target
 from dspark_mlx.draft.dspark.save import save_drafter

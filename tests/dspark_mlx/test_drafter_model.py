@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from dspark_mlx.draft.dspark.load import load_drafter
+from dspark_mlx.draft.dspark.load_drafter import load_drafter
 from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.errors import CacheError, PairingError
 

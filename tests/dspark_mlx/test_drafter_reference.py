@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from drafter_toys import DRAFTERS, NAMES
 
-from dspark_mlx.draft.dspark.load import load_drafter
+from dspark_mlx.draft.dspark.load_drafter import load_drafter
 
 TOLERANCE = 1e-4
 

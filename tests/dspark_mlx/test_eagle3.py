@@ -29,7 +29,7 @@ from dspark_mlx.draft.eagle3 import (
     eagle3_taps,
     load_eagle3,
 )
-from dspark_mlx.draft.registry import kind_of
+from dspark_mlx.draft.strategies import kind_of
 from dspark_mlx.errors import ModelError
 from dspark_mlx.request import SamplingParams
 

@@ -23,7 +23,7 @@ from mlx_lm.utils import load_model
 from dspark_mlx.draft import DraftRow
 from dspark_mlx.draft.chain import ChainProposer
 from dspark_mlx.draft.mtp import MTP, describe, load_mtp, mtp_proposer
-from dspark_mlx.draft.registry import kind_of
+from dspark_mlx.draft.strategies import kind_of
 from dspark_mlx.errors import ModelError
 from dspark_mlx.model.target import Target
 from dspark_mlx.request import SamplingParams

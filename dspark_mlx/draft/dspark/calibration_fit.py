@@ -1,9 +1,9 @@
-"""Sequential temperature scaling (STS, paper §3.2.1) and how honest a confidence is.
+"""Sequential temperature scaling (STS, paper §3.2.1) and how well a confidence is calibrated.
 
 Owns the fit on held-out rounds and the measures of calibration. A temperature
 alone cannot move a confidence of one half, so a position may have an offset too
 (Platt, 1999). Order of confidences at a position never changes: a temperature
-is positive. What is learned while the engine runs belongs to ``honesty``.
+is positive. What is learned while the engine runs belongs to ``schedule.acceptance``.
 
 Shapes: ``confidence (N, K)`` is c_k of N drafted blocks; ``accepted (N,)`` is
 how many leading tokens of each the target accepted; ``reached (N,)`` is how

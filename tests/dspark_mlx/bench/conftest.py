@@ -10,7 +10,7 @@ from toys import ToyTokenizer
 
 from dspark_mlx.bench.comparison import Benchmark
 from dspark_mlx.bench.workload import BenchPrompt
-from dspark_mlx.draft.registry import dspark_drafter
+from dspark_mlx.draft.strategies import dspark_drafter
 from dspark_mlx.loading import LoadOptions, Pair
 from dspark_mlx.registry import Registry
 

@@ -14,12 +14,7 @@ import pytest
 
 from dspark_mlx.bench import competing_load, load_response
 from dspark_mlx.bench.comparison import encode
-from dspark_mlx.bench.competing_load import (
-    CompetingLoad,
-    LoadSpec,
-    import_environment,
-    parse_load,
-)
+from dspark_mlx.bench.competing_load import CompetingLoad, LoadSpec, import_environment, parse_load
 from dspark_mlx.bench.load_response import (
     PHASES,
     SETTLE,

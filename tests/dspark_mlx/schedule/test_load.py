@@ -3,7 +3,7 @@
 import pytest
 
 from dspark_mlx.load_probe import probe, thermal_state
-from dspark_mlx.schedule.load import Host, LoadMonitor
+from dspark_mlx.schedule.device_load import Host, LoadMonitor
 
 
 def test_the_fast_average_follows_and_the_slow_one_remembers():

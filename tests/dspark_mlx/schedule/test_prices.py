@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dspark_mlx.schedule.cost import CostModel
 from dspark_mlx.schedule.policy import Outcome, RowView
-from dspark_mlx.schedule.prices import BOUND, Drift, Prices
+from dspark_mlx.schedule.round_prices import BOUND, Drift, Prices
 
 COST = CostModel(
     {0: {1: {1: 0.1, 8: 0.17}, 2: {1: 0.11, 8: 0.2}}}, {"dspark": {1: {7: 0.02}, 2: {7: 0.03}}},

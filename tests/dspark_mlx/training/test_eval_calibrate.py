@@ -15,7 +15,7 @@ from training_toys import answers, chain_model, model_config, toy_options, write
 from dspark_mlx.commands import calibrate as calibrate_command
 from dspark_mlx.commands import eval as eval_command
 from dspark_mlx.draft.dspark.calibration import read_calibration
-from dspark_mlx.draft.dspark.load import load_drafter
+from dspark_mlx.draft.dspark.load_drafter import load_drafter
 from dspark_mlx.draft.dspark.proposer import DSparkProposer
 from dspark_mlx.engine.engine import Engine
 from dspark_mlx.errors import UsageError

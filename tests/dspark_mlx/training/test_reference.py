@@ -11,7 +11,7 @@ import pytest
 from drafter_toys import DRAFTERS, NAMES
 from mlx.utils import tree_flatten
 
-from dspark_mlx.draft.dspark.load import load_drafter
+from dspark_mlx.draft.dspark.load_drafter import load_drafter
 from dspark_mlx.draft.dspark.network import Drafter
 from dspark_mlx.training.blocks import Blocks, make_blocks
 from dspark_mlx.training.loss import Losses, dspark_loss, slot_decay

@@ -17,7 +17,7 @@ from toys import ToyTokenizer
 from training_toys import answers, chain_model, model_config, toy_options, write_jsonl
 
 from dspark_mlx.commands import train as command
-from dspark_mlx.draft.dspark.load import load_drafter
+from dspark_mlx.draft.dspark.load_drafter import load_drafter
 from dspark_mlx.errors import ModelError, UsageError
 from dspark_mlx.model.target import Target
 from dspark_mlx.training import checkpoint

@@ -15,13 +15,13 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import ModelError, PairingError
-from ..model.load import load_target
+from ..model.load_target import load_target
 from ..model.target import Target
 from . import dflash, eagle3, mtp
 from .dflash import describe
 from .draft_model import BLOCK, DraftModelProposer, check_vocabulary
 from .dspark.layouts import ARCHITECTURES as DSPARK_ARCHITECTURES
-from .dspark.load import load_drafter
+from .dspark.load_drafter import load_drafter
 from .dspark.network import Drafter
 from .dspark.proposer import DSparkProposer
 from .proposer import Proposer
